@@ -139,14 +139,7 @@ def options_count_at_reset(env: EnvUnderTest) -> str:
 
 
 def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
-    """Check that option `name` with `value` has the same effect when passed to reset as when passed to make.
-
-    Returns:
-        False if the option has no effect, or if reset rejects it.
-
-    Raises:
-        FailedCheckError: The effect is different when passed to reset, or lasts beyond the episode.
-    """
+    """Check that an option has the same effect when passed to reset as to make; return whether it has any in both."""
     others = {key: one for key, one in env.options.items() if key != name}
     try:
         by_make, without = _with_options(env, {**others, name: value}), _with_options(env, others)

@@ -102,21 +102,13 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 async def play_in(env: Recorder, player: Player, task: Task, max_turns: int = sys.maxsize) -> Trajectory:
-    """Play an episode of `task` in an instance.
-
-    Raises:
-        EnvkitError: The environment failed.
-    """
+    """Play an episode of `task` in an instance. Raises `EnvkitError` if the environment fails."""
     host = SlotHost(lambda env_id: env, 1)
     return unless_void(await play(host, player, RolloutLimits(max_turns=max_turns), RolloutRequest("", task, 0)))
 
 
 def unless_void(played: Trajectory) -> Trajectory:
-    """Return an episode that is not void.
-
-    Raises:
-        EnvkitError: It is void; the message says why.
-    """
+    """Return an episode that is not void. Raises `EnvkitError` with the reason for a void one."""
     if played.is_void:
         raise EnvkitError(played.outcome.error or played.outcome.stop)
     return played
@@ -184,11 +176,7 @@ class EnvUnderTest:
         options: Options | None = None,
         most: int = MAX_STEPS,
     ) -> PlayedEpisode:
-        """Play an episode of at most `most` steps in the instance `env`; the default for `player` is an `Explorer`.
-
-        Raises:
-            EnvkitError: The environment failed.
-        """
+        """Play an episode of at most `most` steps in the instance `env`; the default for `player` is an `Explorer`."""
         recorder, task = Recorder(env), Task(self.env_id, seed, options or {})
         played = clock.run_blocking(partial(play_in, recorder, player or Explorer(self), task, most))
         return PlayedEpisode(seed, recorder.seen, [turn.action for turn in played.turns], played.outcome.success)

@@ -55,21 +55,13 @@ def nothing_is_left_behind(env: EnvUnderTest) -> str:
     if result["processes"]:
         raise FailedCheckError(f"after close, a process still ran: {result['processes'][0]}; end it in close")
     if result["files"]:
-        raise FailedCheckError(f"after close, a file was left: {result['files'][0]}; remove it in close")
-    return "no process and no file after close"
+        raise FailedCheckError(f"after close, a temporary file was left: {result['files'][0]}; remove it in close")
+    return "no process and no temporary file after close"
 
 
 @lru_cache(maxsize=1)
 def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
-    """Play the recorded episodes in a new process with another hash seed.
-
-    Returns:
-        The episodes as the new process played them, and the processes and files that it left behind.
-
-    Raises:
-        SkippedCheckError: The new process cannot import the environment.
-        FailedCheckError: The new process failed.
-    """
+    """Play the recorded episodes in a new process with another hash seed; return them, and what it left behind."""
     try:
         request = pickle.dumps((env.spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -108,7 +100,6 @@ def main() -> None:
     # Become the parent of daemons that the environment starts, so that `_descendants` finds them.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
-    written = _written_files()
     result: dict[str, JSON]
     try:
         spec, options, recorded = pickle.load(sys.stdin.buffer)
@@ -127,24 +118,11 @@ def main() -> None:
     except EnvkitError as error:
         result = {"error": str(error)}
     left = _left_processes()
-    mine = {path for path in written if path.is_relative_to(Path.cwd()) and "__pycache__" not in path.parts}
-    files = [str(path) for path in sorted({*mine, *Path(os.environ["TMPDIR"]).rglob("*")}) if path.is_file()]
+    files = [str(path) for path in sorted(Path(os.environ["TMPDIR"]).rglob("*")) if path.is_file()]
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     Path(sys.argv[1]).write_text(json.dumps({**result, "processes": list(left.values()), "files": files}))
-
-
-def _written_files() -> set[Path]:
-    """Return a set. From now on, it receives the path of each file that this process opens for writing."""
-    written: set[Path] = set()
-
-    def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str) and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
-            written.add(Path(arguments[0]).absolute())
-
-    sys.addaudithook(note)
-    return written
 
 
 def _left_processes() -> dict[int, str]:

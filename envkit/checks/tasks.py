@@ -84,10 +84,7 @@ class PlayerResult:
         return list(dict.fromkeys(one.task for one in self.episodes if one.is_playable and not self._is_ok(one)))
 
     def problems(self) -> Sequence[str]:
-        """Return a text for each task that can be played and in which the player did not do what it must.
-
-        Below the first line of a text is the end of what the solution and the grader printed.
-        """
+        """Return a text for each of the tasks in `failed`, with the end of what the solution and the grader printed."""
         kind, texts = _kind(self.player), []
         for task in self.failed:
             played = [one for one in self.episodes if one.task == task]
@@ -214,21 +211,12 @@ def check_tasks(
     judge: str | None = None,
     display: Display | None = None,
 ) -> tuple[list[PlayerResult], list[str]]:
-    """Play tasks with the nop, the oracle and the cheats of their environment.
+    """Play tasks with the nop, the oracle and the cheats of their environment; the arguments are those of `check`.
 
     If the environment has no player ``nop``, the nop submits, or plays empty actions if there is no tool ``submit``.
 
-    Args:
-        env_id: Registered environment.
-        tasks: Names of tasks, or their indices in the split; or the number of its first tasks, where 0 means all.
-        players: Names of players, or ``cheat`` for all cheats; empty for all players.
-        split: Split of the tasks, if the environment has splits.
-        repeat: Episodes of the oracle per task, to find tasks that it solves only sometimes.
-        jobs: Number of episodes at once.
-        options: Options of the environment.
-        backend: Kind of the sandboxes, if the environment needs sandboxes; None means ``"auto"``.
-        judge: ``MODEL@URL`` of the judge, if the environment needs one.
-        display: Shows the progress, and the backend if the environment needs sandboxes.
+    `tasks` are names of tasks, or indices in the split, or the number of its first tasks, where 0 means all; `players`
+    are names of players, or ``cheat`` for all cheats, and empty for all players.
 
     Returns:
         A result for each player, and the names of the kinds of players that the environment lacks.

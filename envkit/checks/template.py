@@ -15,9 +15,10 @@ from envkit.trainer_bridge.render import ChatRenderer, ToolSupport
 from envkit.trainer_bridge.thoughts import without_thoughts
 from envkit.trainer_bridge.tool_calls import MARKUP_TOKENS, as_call, describe, join_prompts, read_call
 from envkit.types import Exchange, Observation, Reset, ToolSchema
-from envkit.wiring.contexts import Model, RendererContext
+from envkit.wiring.contexts import RendererContext
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.renderer import open_renderer, open_tokenizer
+from envkit.wiring.training.renderer import open_renderer
+from envkit.wiring.training.torch_parts import find_model
 
 Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
 Chat = list[dict[str, Any]]
@@ -95,11 +96,10 @@ def check_template(name: str) -> TemplateReport:
     """Check the chat template of a model, named as in `engine.model`, with each dialogue of `bank`.
 
     Raises:
-        UsageError: The model is not on this machine, has no chat template, or its template rejects a plain chat.
+        UsageError: There is no such model, it has no chat template, or its template rejects a plain chat.
     """
-    path = locate(name)
-    tokenizer = open_tokenizer(path)
-    model = Model(path, tokenizer)
+    model = find_model(locate(name))
+    path, tokenizer = model.path, model.tokenizer
     if not tokenizer.chat_template:
         raise UsageError(f"{path} has no chat template to check; training marks its answers with <answer> tags instead")
     added = tokenizer.added_tokens_decoder.values()

@@ -14,24 +14,20 @@ from typing import Annotated
 import typer
 
 from envkit import __version__
-from envkit.cli.environments.check_env import check_env
-from envkit.cli.environments.data import data
-from envkit.cli.environments.listing import list_envs
+from envkit.cli.checks import check, check_env, check_template
+from envkit.cli.environments.listing import data, list_envs
 from envkit.cli.environments.play import play
-from envkit.cli.environments.show import show
+from envkit.cli.environments.recordings import rescore, show
 from envkit.cli.exits import as_exit_code
 from envkit.cli.fleet import image, node, sandbox, token
 from envkit.cli.fleet.doctor import doctor
 from envkit.cli.fleet.serve import serve
 from envkit.cli.tables import echo
 from envkit.cli.tasks import app as tasks
-from envkit.cli.training import model
-from envkit.cli.training.check import check
-from envkit.cli.training.check_template import check_template
+from envkit.cli.training import models
 from envkit.cli.training.evaluate import evaluate
-from envkit.cli.training.rescore import rescore
+from envkit.cli.training.models import vllm
 from envkit.cli.training.train import train
-from envkit.cli.training.vllm import vllm
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,7 +50,7 @@ app.command("data")(data)
 app.command("doctor")(doctor)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(image.app, name="image")
-app.add_typer(model.app, name="model")
+app.add_typer(models.app, name="model")
 app.add_typer(token.app, name="token")
 app.add_typer(node.app, name="node")
 app.add_typer(tasks.app, name="tasks")

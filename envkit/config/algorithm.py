@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, SerializeAsAny, ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import ConfigDict, Field, SerializeAsAny
 
 from envkit.config.grammar import Count, Section, UserPath
-from envkit.config.kinds import ByKind
+from envkit.config.kinds import ByKind, invalid
 
 _CLIPPED_TWICE = {"loss": {"kind": "clipped"}, "minibatches": 2}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -67,19 +66,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """The presets by name, as contents of the section `algorithm`; `docs/algorithms.md` has sources and differences."""
-
-ALIASES: Mapping[str, str] = {
-    "reinforce++": "reinforce_plus_plus",
-    "reinforce_plusplus": "reinforce_plus_plus",
-    "drgrpo": "dr_grpo",
-    "grpo_vectorized": "grpo",
-    "rloo_vectorized": "rloo",
-    "liteppo": "lite_ppo",
-    "gae": "ppo",
-    "vanilla": "ppo",
-    "decoupled": "decoupled_ppo",
-}
-"""Names of presets in other projects, which a training file may use, too; `envkit check` and `train` name ours."""
 
 
 class PartSection(Section):
@@ -186,13 +172,8 @@ class AlgorithmSection(Section):
     def completed(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Return the content with the values of the preset."""
         name = content.get("preset", "grpo")
-        name = ALIASES.get(name, name) if isinstance(name, str) else name
         if not isinstance(name, str) or name not in PRESETS:
-            message = f"no algorithm is called {name!r}; there are: {', '.join(PRESETS)}"
-            error = PydanticCustomError("preset", "{message}", {"message": message})
-            raise ValidationError.from_exception_data(
-                "algorithm", [InitErrorDetails(type=error, loc=("preset",), input=None)]
-            )
+            raise invalid("preset", f"no algorithm is called {name!r}; there are: {', '.join(PRESETS)}")
         whole: dict[str, Any] = {"aggregation": {"kind": "token_mean"}, **PRESETS[name]}
         for key, value in content.items():
             usual = whole.get(key)

@@ -10,15 +10,15 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny
 
 from envkit.config import grammar
-from envkit.config.agents import AgentSection
 from envkit.config.grammar import Count, Seconds, Section
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
+    AgentSection,
     AutoRendererSection,
     BuiltInSandboxSection,
     EngineSection,
@@ -26,7 +26,7 @@ from envkit.config.parts import (
     SandboxSection,
     TransformersEngineSection,
 )
-from envkit.config.training import EnvSection, EvaluationSection, RolloutSection, RunConfig
+from envkit.config.training import EnvSection, EvaluationSection, RolloutSection
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.shorthands import SHORTHANDS
 
@@ -58,8 +58,6 @@ class EvalRolloutSection(RolloutSection):
 class EvalConfig(Section):
     """An evaluation file."""
 
-    removed: ClassVar[Mapping[str, str]] = {**RunConfig.removed, "engine.device": "leave it out"}
-
     env: EnvSection
     policy: str
     """random, expert, model:NAME-OR-PATH (a language model in this process), checkpoint:DIR (a training run),
@@ -81,18 +79,6 @@ class EvalConfig(Section):
         return {**other, **section.model_dump(mode="json", exclude_unset=True)}
 
 
-_IN_PYTHON = {
-    "options": "env.options",
-    "ca": "env.ca",
-    "parameters": "rollout.parameters",
-    "max_tokens": "rollout.max_tokens",
-    "history": "renderer.history",
-    "thinking": "renderer.thinking",
-    "device": "engine.device",
-}
-"""Further short names that only `envkit.evaluate` has."""
-
-
 def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings: Any) -> EvalConfig:
     """Check a mapping against the schema.
 
@@ -108,7 +94,8 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
     if isinstance(content.get("env"), list):
         raise ConfigError(["env: is a list, but an evaluation plays one environment; write one file for each"])
     changed = copy.deepcopy(dict(content))
-    known = {**{name: one.key for name, one in SHORTHANDS.items()}, **_IN_PYTHON}
+    known = {name: one.key for name, one in SHORTHANDS.items()}
+    known |= {"options": "env.options", "parameters": "rollout.parameters"}
     if (is_greedy := settings.pop("greedy", False)) and settings.get("temperature") is None:
         settings["temperature"] = 0.0
     for name, value in settings.items():

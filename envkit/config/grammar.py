@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 from yaml.constructor import ConstructorError
 
 from envkit.config import wording
@@ -65,6 +73,16 @@ class _Loader(_Numbers, yaml.SafeLoader):
         value: float = self.construct_yaml_float(node)
         return int(value) if "e" in text and value.is_integer() else value  # 2e3 is a number of tokens
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse duplicate keys, of which PyYAML silently uses the last one."""
+        keys: dict[tuple[str, str], int] = {}
+        for key in (one for one, _ in node.value if isinstance(one, yaml.ScalarNode)):
+            if (first := keys.get((key.tag, key.value))) is not None:
+                problem = f"duplicate key {key.value} (first in line {first}); remove one of the two"
+                raise ConstructorError(None, None, problem, key.start_mark)
+            keys[key.tag, key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
 
 class _Dumper(_Numbers, yaml.SafeDumper):
     pass
@@ -81,9 +99,12 @@ def read_yaml(text: str) -> Any:
     """Return the content of a YAML text, in which `1e-1` is a number.
 
     Raises:
-        yaml.YAMLError: The text is not YAML.
+        yaml.YAMLError: The text is not YAML, or has a duplicate key.
     """
-    return _loaded(text)[0]
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise ConstructorError(None, None, "lists or sections nested too deeply", None) from None
 
 
 def write_yaml(content: Any) -> str:
@@ -98,23 +119,32 @@ class Section(BaseModel):
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    removed: ClassVar[Mapping[str, str]] = {}
-    """Keys of earlier versions without the indexes of lists, such as ``a.b``, with what to do instead."""
-
     @classmethod
     def completed(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Return the content of a section with the values that it leaves to other keys, such as a preset's."""
         return content
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _without_empty_ones(cls, content: Any) -> Any:
-        if not isinstance(content, dict):
-            return content
-        content = cls.completed(content)
-        fields = {name: field for name, field in cls.model_fields.items() if not field.is_required()}
-        empty = {name for name in fields if content.get(name, "") is None and _holds_sections(fields[name].annotation)}
-        return {name: value for name, value in content.items() if name not in empty}
+    def _checked(cls, content: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            if isinstance(content, dict):
+                content = cls.completed(content)
+                fields = {name: field for name, field in cls.model_fields.items() if not field.is_required()}
+                empty = [name for name, one in fields.items() if _holds_sections(one.annotation)]
+                content = {key: one for key, one in content.items() if one is not None or key not in empty}
+            return handler(content)
+        except ValidationError as error:
+            found = [_with_known(one, cls.model_fields) for one in error.errors()]
+            raise ValidationError.from_exception_data(cls.__name__, found) from None
+
+
+def _with_known(problem: Any, known: Iterable[str]) -> InitErrorDetails:
+    """Return a problem of a section. An unknown key of this section, not of an inner one, gets the `known` keys."""
+    of_key = {"known": [*known]} if problem["type"] == "extra_forbidden" and "ctx" not in problem else {}
+    context = {**problem.get("ctx", {}), **of_key, "message": problem["msg"]}
+    error = PydanticCustomError(problem["type"], "{message}", context)
+    return InitErrorDetails(type=error, loc=problem["loc"], input=problem["input"])
 
 
 def _holds_sections(annotation: Any) -> bool:
@@ -123,39 +153,17 @@ def _holds_sections(annotation: Any) -> bool:
     return all(isinstance(one, type) and issubclass(one, Section) for one in inner)
 
 
-@runtime_checkable
-class SectionChoice(Protocol):
-    """Annotation of a key whose content decides about the class of its section."""
-
-    def section_of(self, content: object) -> type[Section] | None:
-        """Return the class of the section with this content; None if it is unknown."""
-        ...
-
-
 Root = TypeVar("Root", bound=Section)
 
 
 def content_of(path: Path, *, example: str) -> dict[str, Any]:
-    """Return the content of a file.
-
-    Args:
-        path: A YAML file.
-        example: An example of such a file's content, which the error about an empty file quotes.
-
-    Raises:
-        ConfigError: The file cannot be read, or has a duplicate key.
-    """
+    """Return the content of a YAML file. The error about an empty file quotes `example`."""
     try:
-        content, duplicates = _loaded(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or error}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: {wording.yaml_problem(error)}"]) from None
-    if duplicates:
-        raise ConfigError(
-            f"{path}: line {second}: duplicate key {key} (first in line {first}); remove one of the two"
-            for key, first, second in duplicates
-        )
     if not isinstance(content, dict):
         raise ConfigError([f"{path}: must hold keys and values, such as '{example}'"])
     return content
@@ -172,47 +180,10 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
         if not equals or not key:
             raise ConfigError([f"{one}: must have the form section.key=value"])
         try:
-            read, duplicates = _loaded(value)
-        except yaml.YAMLError:
-            raise ConfigError([f"{key}: {value!r} is not YAML"]) from None
-        if duplicates:
-            raise ConfigError(f"{key}: {value!r} has the key {name} twice" for name, _, _ in duplicates)
+            read = read_yaml(value)
+        except yaml.YAMLError as error:
+            raise ConfigError([f"{key}: {value!r} is not YAML: {getattr(error, 'problem', error)}"]) from None
         put(content, key, read)
-
-
-def _loaded(text: str) -> tuple[Any, list[tuple[str, int, int]]]:
-    """Return the content of a YAML text, and each duplicate key with the line numbers of its two occurrences.
-
-    The caller must check for duplicates, because PyYAML silently uses the last value of a duplicate key.
-
-    Raises:
-        yaml.YAMLError: The text is not YAML.
-    """
-    loader = _Loader(text)
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            return None, []
-        return loader.construct_document(root), sorted(_duplicates(root, set()), key=lambda duplicate: duplicate[2])
-    except RecursionError:
-        raise ConstructorError(None, None, "lists or sections nested too deeply", loader.get_mark()) from None
-    finally:
-        loader.dispose()
-
-
-def _duplicates(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):  # aliases may form a cycle
-        return
-    seen.add(id(node))
-    lines: dict[tuple[str, str], int] = {}
-    for child in node.value:
-        if isinstance(node, yaml.MappingNode) and isinstance(child[0], yaml.ScalarNode):
-            key, line = (child[0].tag, child[0].value), child[0].start_mark.line + 1
-            if key in lines:
-                yield child[0].value, lines[key], line
-            lines.setdefault(key, line)
-        for inner in child if isinstance(child, tuple) else (child,):
-            yield from _duplicates(inner, seen)
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:
@@ -244,53 +215,16 @@ def check(content: Mapping[str, Any], root: type[Root]) -> Root:
     try:
         return root.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(_line(problem, root, content) for problem in error.errors()) from None
+        raise ConfigError(_line(problem, root) for problem in error.errors()) from None
 
 
-def _line(problem: Any, root: type[BaseModel], content: Mapping[str, Any]) -> str:
+def _line(problem: Any, root: type[Section]) -> str:
     location: tuple[str | int, ...] = problem["loc"]
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        plain = ".".join(str(part) for part in location if not isinstance(part, int))
-        if issubclass(root, Section) and plain in root.removed:
-            return f"{key}: no longer exists; {root.removed[plain]}"
-        known, word = _keys(location[:-1], root, content), str(location[-1])
+        word = str(location[-1])
         other = _OTHER_NAMES.get(word, "")
         if other.partition(".")[0] in root.model_fields:
             return f"{key}: no such key; did you mean {other!r}?"
-        return f"{key}: no such key{did_you_mean(word, known)}"
+        return f"{key}: no such key{did_you_mean(word, problem['ctx']['known'])}"
     return f"{key}: {wording.value_problem(problem)}"
-
-
-def _keys(location: Sequence[str | int], root: type[BaseModel], content: Any) -> list[str]:
-    """Return the keys that exist in the section at `location` of `content`."""
-    found: Any = root
-    for part in location:
-        if isinstance(part, int):
-            content = content[part]
-            (item,) = get_args(found)
-            found = _section(item, (), content)
-        else:
-            content = found.completed(content)[part]
-            field = found.model_fields[part]
-            found = _section(field.annotation, field.metadata, content)
-    return list(found.model_fields) if _is_section(found) else []
-
-
-def _section(annotation: Any, marks: Sequence[Any], content: object) -> Any:
-    """Return the section class that an annotation stands for, given the content; any other type unchanged.
-
-    For a union of a section and a list of sections, this is the member that the content has.
-    """
-    if get_origin(annotation) is Annotated:
-        annotation, *marks = get_args(annotation)
-    if get_origin(annotation) in (Union, UnionType):
-        members = [_section(one, (), content) for one in get_args(annotation)]
-        is_list = isinstance(content, list)
-        return next((one for one in members if _is_section(one) is not is_list), annotation)
-    choice = next((mark for mark in marks if isinstance(mark, SectionChoice)), None)
-    return annotation if choice is None else choice.section_of(content)
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -53,35 +53,19 @@ class BuiltIn:
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltInPart:
-    """A part of envkit's algorithms: the module that has it as `PART`."""
-
-    module: str
-
-    def load(self) -> Any:
-        """Return the `envkit.trainer_bridge.algorithms.parts.Part`."""
-        return import_module(self.module).PART
-
-    @property
-    def section(self) -> type[Section]:
-        found: type[Section] = self.load().section
-        return found
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
     """A family of parts.
 
     Attributes:
         group: Its entry point group.
         noun: What one of its parts is called.
-        built_in: The kinds of envkit.
+        built_in: The kinds of envkit; for a part of an algorithm, the module that has it as `PART`.
         added: The parts that this process has added, which take precedence over those of packages.
     """
 
     group: str
     noun: str
-    built_in: Mapping[str, Kind | BuiltInPart] = field(default_factory=dict)
+    built_in: Mapping[str, Kind | str] = field(default_factory=dict)
     added: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,8 +75,7 @@ _ALGORITHMS = "envkit.trainer_bridge.algorithms"
 
 
 def _algorithm_parts(noun: str, folder: str, *names: str) -> Family:
-    parts = {name: BuiltInPart(f"{_ALGORITHMS}.{folder}.{name}") for name in names}
-    return Family(f"envkit.{folder}", noun, parts)
+    return Family(f"envkit.{folder}", noun, {name: f"{_ALGORITHMS}.{folder}.{name}" for name in names})
 
 
 _SANDBOX = BuiltIn(f"{_PARTS}:BuiltInSandboxSection", "envkit.wiring.sandboxes.env_sandboxes:open_backend")
@@ -124,8 +107,8 @@ FAMILIES: Mapping[str, Family] = {
         "envkit.trackers",
         "tracker",
         {
-            "tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.kinds.trackers:open_tensorboard"),
-            "wandb": BuiltIn(f"{_PARTS}:WandbSection", f"{_WIRING}.kinds.trackers:open_wandb"),
+            "tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.kinds.built_in:open_tensorboard"),
+            "wandb": BuiltIn(f"{_PARTS}:WandbSection", f"{_WIRING}.kinds.built_in:open_wandb"),
         },
     ),
     "policies": Family("envkit.policies", "player"),
@@ -134,7 +117,7 @@ FAMILIES: Mapping[str, Family] = {
         "envkit.filters",
         "filter",
         {
-            name: BuiltIn(f"{_PARTS}:{section}Section", f"{_WIRING}.kinds.filters:open_{name}")
+            name: BuiltIn(f"{_PARTS}:{section}Section", f"{_WIRING}.kinds.built_in:open_{name}")
             for name, section in (
                 ("zero_variance", "ZeroVariance"),
                 ("success_band", "SuccessBand"),
@@ -176,7 +159,7 @@ def find(family: str, name: str) -> Any:
     """
     row = FAMILIES[family]
     if (built_in := row.built_in.get(name)) is not None:
-        return built_in.load() if isinstance(built_in, BuiltInPart) else built_in
+        return import_module(built_in).PART if isinstance(built_in, str) else built_in
     if name in row.added:
         return row.added[name]
     for point in entry_points(row.group).select(name=name):
@@ -232,11 +215,11 @@ class ByKind:
         try:
             section = self.section_of(content)
         except UsageError as error:
-            raise _kind_error(error.detail) from None
+            raise invalid("kind", error.detail) from None
         if section is None:
             return base.model_validate(content)  # raises an error about the content or its key `kind`
         if not issubclass(section, base):
-            raise _kind_error(f"the section class {section.__name__} must extend {base.__module__}.{base.__name__}")
+            raise invalid("kind", f"the section class {section.__name__} must extend {base.__module__}.{base.__name__}")
         return section.model_validate(self._whole(content))
 
     def __get_pydantic_core_schema__(
@@ -246,13 +229,13 @@ class ByKind:
 
     def __get_pydantic_json_schema__(self, _: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         # Not before: a part of an algorithm imports this package, so that a model cannot contain its section.
-        sections = dict.fromkeys(kind.section for kind in FAMILIES[self.family].built_in.values())
+        sections = dict.fromkeys(find(self.family, name).section for name in FAMILIES[self.family].built_in)
         choices: list[Any] = [core_schema.str_schema()] if self.may_be_name else []
         choices += [section.__pydantic_core_schema__ for section in sections]
         return handler(core_schema.union_schema(choices))
 
 
-def _kind_error(message: str) -> ValidationError:
-    """Return an error about the key ``kind``. pydantic adds the location of the section."""
-    error = PydanticCustomError("kind", "{message}", {"message": message})
-    return ValidationError.from_exception_data("kind", [InitErrorDetails(type=error, loc=("kind",), input=None)])
+def invalid(key: str, message: str) -> ValidationError:
+    """Return an error about a key of a section. pydantic adds the location of the section."""
+    error = PydanticCustomError(key, "{message}", {"message": message})
+    return ValidationError.from_exception_data(key, [InitErrorDetails(type=error, loc=(key,), input=None)])

@@ -13,11 +13,45 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from envkit.config.grammar import Count, Rate, Section, Share, UserPath
-from envkit.config.restarts import LivenessSection, RestartSection
+from envkit.config.grammar import Count, Rate, Seconds, Section, Share, UserPath
+from envkit.restarts import RestartBudget
 
 _HEAD_SIZE = 16
 """Size of an attention head of the tiny policy."""
+
+
+class LivenessSection(Section):
+    """When an unresponsive sandbox is declared lost. The exit of a sandbox is detected immediately."""
+
+    lost_s: Seconds = 4.0
+    """Seconds without an answer after which a sandbox is lost. It is probed every quarter of this time. A long step of
+    an environment does not count, unless it holds Python's global interpreter lock."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two probes."""
+        return self.lost_s / 4
+
+    @property
+    def suspect_s(self) -> float:
+        """Seconds without an answer after which a sandbox has the state suspect; it recovers if it answers again."""
+        return 1.5 * self.interval_s
+
+
+class RestartSection(Section):
+    """Limit on the restarts of lost sandboxes: of each sandbox that serves environments, and of a `warm` entry's
+    sandboxes together.
+    """
+
+    budget: Count = 5
+    """Maximum number of restarts within one window. A further restart on a server waits until the oldest restart leaves
+    the window; a training run ends instead."""
+    window_s: Seconds = 600.0
+    """Length of the window in seconds."""
+
+    def limit(self) -> RestartBudget:
+        """Return the limit of this section."""
+        return RestartBudget(self.budget, self.window_s)
 
 
 class SandboxSection(Section):
@@ -110,14 +144,6 @@ class VllmEngineSection(EngineSection):
         return () if self.url is None else (self.url,) if isinstance(self.url, str) else tuple(self.url)
 
 
-_OWN_ARGUMENTS = (
-    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
-    *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"),
-    *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
-)
-"""Parameters of apply_chat_template that are reserved for the renderer."""
-
-
 class RendererSection(Section):
     """Conversion of a conversation to tokens."""
 
@@ -153,13 +179,6 @@ class AutoRendererSection(RendererSection):
         """The keys whose values in this section need a chat template."""
         set_keys = {"system": self.system is not None, "template": self.template, "thinking": self.thinking == "cut"}
         return [f"renderer.{key}" for key, is_set in set_keys.items() if is_set]
-
-    @field_validator("template")
-    @classmethod
-    def _arguments_of_the_template(cls, template: dict[str, Any]) -> dict[str, Any]:
-        if own := [name for name in template if name in _OWN_ARGUMENTS]:
-            raise ValueError(f"{own[0]} is reserved: envkit sets it; remove it")
-        return template
 
 
 class TrainerSection(Section):
@@ -278,3 +297,30 @@ class TopVarianceSection(FilterSection):
     kind: Literal["top_variance"] = "top_variance"
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of groups to keep."""
+
+
+class AgentSection(Section):
+    """A foreign agent that plays the episodes: a program or a function that calls the policy as if it were a model
+    behind OpenAI's or Anthropic's API. rollout.max_turns then limits its calls, rollout.max_tokens each prompt with its
+    answer, and rollout.player_timeout_s the time of the agent.
+    """
+
+    command: list[str] = Field(default_factory=list)
+    """Program and arguments, such as [mini, --task, "{task}"]. {task} stands for the text of the task, {model} for the
+    name of the policy."""
+    function: str = ""
+    """Function in place of a command, as MODULE:NAME, or by its name (@envkit.agent, or an agent of a package). It gets
+    an envkit.AgentTask, and may be async."""
+    place: Literal["sandbox", "beside"] = "sandbox"
+    """Where the command runs. sandbox: in the sandbox of the episode, which reaches the policy and no network. beside:
+    on this machine; it plays actions by POST {"action": "..."} to the address in the variable ENVKIT_STEP_URL."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the command, besides those with the address and the key of the policy."""
+    views: dict[str, UserPath] = Field(default_factory=dict)
+    """Files and folders of this machine that the sandboxes see read-only, by their path inside, such as the virtual
+    environment of the agent."""
+    train: list[str] = Field(default_factory=list)
+    """Regular expressions. Only calls whose model name or system prompt contains a match are trained on. []: all."""
+    ignore: list[str] = Field(default_factory=list)
+    """Regular expressions of text that changes between the calls of an episode, such as the time. It is removed from
+    system prompts, so that a call continues the ones before it."""

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from envkit.config import grammar
 from envkit.config.grammar import Count, Seconds, Section, UserPath
-from envkit.config.restarts import LivenessSection, RestartSection
+from envkit.config.parts import LivenessSection, RestartSection
 
 BackendKind = Literal["auto", "local", "docker", "process", "nodes", "none"]
 """Kind of sandbox backend."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
 from envkit.config import grammar
-from envkit.config.agents import AgentSection
 from envkit.config.algorithm import AlgorithmSection, default_algorithm
 from envkit.config.grammar import Count, Rate, Seconds, Section, Share, UserPath
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
+    AgentSection,
     AutoRendererSection,
     BuiltInSandboxSection,
     EngineSection,
@@ -119,9 +119,6 @@ class TrainRolloutSection(RolloutSection):
     straggler: Annotated[float, Field(gt=1)] | None = None
     """Once half of a group has ended, an episode that takes longer than this many times the median of its environment
     gets a replacement; the first to end counts, and the other is aborted. null: never."""
-    replay_schedule: UserPath | None = None
-    """Folder of another run, whose train steps train on the same groups in the same order, with the same members: for
-    finding out why a run with ahead went wrong. Its tokens may differ. null: none."""
     on_hang: Literal["void", "fail"] = "void"
     """What becomes of an episode whose step takes longer than step_timeout_s. void: it is played again; see `retries`.
     fail: its actions are played again in two fresh environments; if both hang at the same step while others go on, it
@@ -222,48 +219,8 @@ class DiagnosticsSection(Section):
     """Names of the findings that stop the run, after a checkpoint. The others are only reported."""
 
 
-_LEAVE_OUT = "leave it out"
-_REMOVED: Mapping[str, str] = {
-    "trainer.threads": "use threads, at the top of the file",
-    "engine.device": "use trainer.device",
-    "engine.heads": "leave it out; a head has 16 of engine.hidden_size",
-    "engine.gpus": 'use placement.engines, such as ["n0:1"], or the environment variable CUDA_VISIBLE_DEVICES',
-    "engine.sleep": "no GPU has run it; give trainer and engine different GPUs, or set engine.gpu_memory_utilization",
-    "engine.kv_cache_gib": "set the environment variable VLLM_CPU_KVCACHE_SPACE",
-    "rollout.timeout_s": "use rollout.step_timeout_s",
-    "sandbox.health": "use sandbox.liveness.lost_s",
-    "algorithm.value_coefficient": "use trainer.critic_learning_rate",
-    "algorithm.gamma": "use algorithm.advantage.gamma",
-    "algorithm.gae_lambda": "use algorithm.advantage.gae_lambda",
-    "algorithm.clip": "use algorithm.loss.clip_low and clip_high",
-    "algorithm.loss.clip": "use clip_low and clip_high",
-    "algorithm.kl_coefficient": "use algorithm.kl.coefficient",
-    "algorithm.dual_clip": "use algorithm.loss.dual_clip",
-    "algorithm.parameters": "use algorithm.advantage or algorithm.loss",
-    "trainer.lora.base_dtype": "use trainer.precision",
-    "warmup": "use imitation, which has fewer keys; docs/imitation.md lists them",
-    "tracking.to.project": "set the environment variable WANDB_PROJECT",
-    "tracking.to.name": "set the environment variable WANDB_NAME",
-    "tracking.to.group": "set the environment variable WANDB_RUN_GROUP",
-    "tracking.to.tags": "set the environment variable WANDB_TAGS",
-    "tracking.to.mode": "set the environment variable WANDB_MODE",
-    **{
-        f"{section}.{key}": _LEAVE_OUT
-        for section, keys in {
-            "engine": ("batch_tokens", "start_timeout_s", "stall_timeout_s", "max_restarts", "transfer"),
-            "rollout": ("num_graders",),
-            "trainer": ("shard_mib",),
-            "diagnostics": ("invalid_steps",),
-        }.items()
-        for key in keys
-    },
-}
-
-
 class RunConfig(Section):
     """A training file."""
-
-    removed: ClassVar[Mapping[str, str]] = _REMOVED
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 7
     """Seed of all random numbers of the run. The same file always gives the same random numbers."""
@@ -309,37 +266,20 @@ class RunConfig(Section):
 _SECTIONS = TypeAdapter(Annotated[list[EnvSection], Field(min_length=1)])
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, only: str | None = None) -> RunConfig:
-    """Read a training file.
-
-    Args:
-        path: A YAML file.
-        overrides: ``"a.b=value"`` strings; the values are parsed as YAML.
-        only: The one key of the file to read; None reads all.
-
-    Raises:
-        ConfigError: The file cannot be read or is invalid.
-    """
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a training file; the values of ``"a.b=value"`` overrides are YAML. Raises `ConfigError` if it is invalid."""
     content = grammar.content_of(path, example="env: {id: Sokoban-v0}")
     grammar.override(content, overrides)
-    return grammar.check(content if only is None else {only: content.get(only)}, RunConfig)
+    return grammar.check(content, RunConfig)
 
 
 def parse(content: Mapping[str, Any]) -> RunConfig:
-    """Check a mapping against the schema.
-
-    Raises:
-        ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
-    """
+    """Check a mapping against the schema; see `grammar.check`."""
     return grammar.check(content, RunConfig)
 
 
 def complete(text: str) -> str:
-    """Return a dumped configuration with the keys that its version did not have.
-
-    Raises:
-        ConfigError: It has keys that no longer exist.
-    """
+    """Return a dumped configuration with the keys that its version did not have. Others are a `ConfigError`."""
     return dump(parse(grammar.read_yaml(text)))
 
 

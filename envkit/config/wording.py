@@ -70,9 +70,11 @@ def yaml_problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
     """Return the position and the problem of invalid YAML, such as ``line 2, column 5: a tab; indent with spaces``."""
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text (byte {error.start + 1})"
-    if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark) is None:
+    if not isinstance(error, yaml.MarkedYAMLError):
         return "not YAML: it contains a control character"
     problem = str(error.problem)
+    if (mark := error.problem_mark) is None:
+        return f"not YAML: {problem}"
     began = error.context_mark or mark
     found = (words for pattern, words in _YAML.items() if re.match(pattern, problem))  # library's message: PyYAML
     words = next(found, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from envkit import clock, config
 from envkit.config import EvalConfig, RunConfig
 from envkit.config.evaluation import read as config_of_evaluation
-from envkit.errors import ConfigError, UnknownEnvError, UsageError
+from envkit.errors import UsageError
 from envkit.runs.display import StreamDisplay
 from envkit.types import JSON, EpisodeRecord, Options
 from envkit.wiring.environments import find
@@ -162,10 +162,7 @@ def evaluate(
 
     if force and output is None:
         raise UsageError("force replaces the evaluation in the folder output; set output, or leave out force")
-    try:
-        chosen = config_of_evaluation(config, overrides, policy=policy, **settings)
-    except ConfigError as error:
-        raise ConfigError([*_unknown_env(config, settings.get("url")), *error.problems]) from None
+    chosen = config_of_evaluation(config, overrides, policy=policy, **settings)
     if dialogues is not None:
         _write(Path(dialogues), None)
     folder: EvaluationFolder | None = None
@@ -208,17 +205,12 @@ def rescore(
 ) -> tuple[Path, list[Rescored]]:
     """Repeat the actions of recorded episodes, and compute their rewards again. Prints progress on standard error.
 
-    The arguments are those of ``envkit rescore``; `output` is a file for the repeated episodes.
-
-    Returns:
-        The file of the recorded episodes, and both versions of each of its valid episodes.
-
-    Raises:
-        UsageError: The episodes cannot be read or repeated.
+    The arguments are those of ``envkit rescore``. Returns the file of the recorded episodes, and both versions of each
+    of its valid episodes. Raises `UsageError` if they cannot be read or repeated.
     """
     from envkit.trainer_bridge.evaluation import rescore as rescoring
     from envkit.trainer_bridge.evaluation.recordings import open_recording
-    from envkit.wiring.environments import find, open_resources, refuse_foreign, slots
+    from envkit.wiring.environments import open_resources, refuse_foreign, slots
 
     display, chosen = StreamDisplay(sys.stderr), options or {}
     path, recorded = open_recording(run, display.announce, step=step)
@@ -238,15 +230,6 @@ def rescore(
     if output is not None:
         _write(output, (one.after for one in found))
     return path, found
-
-
-def _unknown_env(config: object, url: str | None) -> Iterator[str]:
-    """Yield a problem if `config` is the id of no environment; a file, its content or a server may name others."""
-    if isinstance(config, str) and url is None and not Path(config).suffix:
-        try:
-            find(config)
-        except UnknownEnvError as error:
-            yield f"env.id: {error}"
 
 
 def _write(path: Path, rows: Iterable[object] | None) -> None:

@@ -85,12 +85,7 @@ def needs_source(builder: str | Callable[..., object]) -> bool:
 
 
 def build(name: str, announce: Callable[[str], None], source: Path | None = None) -> bool:
-    """Build the data `name`, and return whether it was missing.
-
-    Args:
-        name: Name of the data.
-        announce: Shows a line to the user.
-        source: Folder or file of the user from which to build it; None for data that is not made from files.
+    """Build the data `name`, from the files at `source` if it is made from files, and return whether it was missing.
 
     Raises:
         UsageError: No environment has such data; it needs a source, or has one that it does not need; it is already

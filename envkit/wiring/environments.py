@@ -59,11 +59,7 @@ class Resources:
         return cls(cast("SandboxPool", object()), cast("Judge", object()))
 
     def arguments(self, spec: EnvSpec) -> Mapping[str, object]:
-        """Return the arguments of the environment's entry point for what it needs.
-
-        Raises:
-            UsageError: The environment needs something that this process does not have.
-        """
+        """Return the arguments of an entry point for what it needs. Raises `UsageError` if this process lacks it."""
         found: dict[str, object] = {}
         for need, argument, value, noun, remedy in (
             ("sandbox", "sandboxes", self.sandboxes, "sandboxes", self.sandbox_remedy),
@@ -199,15 +195,7 @@ async def open_resources(
     announce: Callable[[str], None] | None = None,
     views: Sequence[tuple[str, str]] = (),
 ) -> AsyncIterator[Resources]:
-    """Open the resources that environments with these `needs` get from this process.
-
-    Args:
-        needs: As in `envkit.registry.EnvSpec`.
-        backend: As in `make`.
-        judge: As in `make`.
-        announce: As in `open_tool_pool`.
-        views: As in `Pool`.
-    """
+    """Open the resources that environments with these `needs` get from this process; see `make`, `open_tool_pool`."""
     async with AsyncExitStack() as parts:
         sandboxes: SandboxPool | None = None
         if "sandbox" in needs:
@@ -258,7 +246,11 @@ def make_vec(
     if url is None:
         _check_only_served(token, ca)
     spec = find(env_id)
-    when = _autoreset(autoreset)
+    try:
+        when = AutoresetMode(autoreset)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in AutoresetMode)
+        raise ConfigError([f"autoreset: must be one of {known}, got {autoreset!r}"]) from None
     if mode is None:
         mode = "sync" if spec.vector_entry_point is None or url is not None else "native"
     if mode == "native":
@@ -361,21 +353,8 @@ def _is_count(number: object) -> bool:
     return isinstance(number, Integral) and int(number) >= 1
 
 
-def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
-    try:
-        return AutoresetMode(autoreset)
-    except ValueError:
-        known = ", ".join(repr(one.value) for one in AutoresetMode)
-        raise ConfigError([f"autoreset: must be one of {known}, got {autoreset!r}"]) from None
-
-
 def open_env(env_id: str, resources: Resources = NO_RESOURCES, /, **options: JSON) -> AnyEnv:
     """Create an environment and return what its entry point returns, without an adapter around it.
-
-    Args:
-        env_id: Id of the environment.
-        resources: What the environment may need besides its options.
-        options: Options that override the defaults.
 
     Raises:
         UsageError: The environment needs something that `resources` does not have.
@@ -410,12 +389,8 @@ def _check_known(options: Mapping[str, Any], entry_point: Callable[..., Any]) ->
 def refuse_foreign(env_id: str, found: Options, chosen: Options, source: str, *, flag: str = "--option ") -> None:
     """Check options that come from a file, which may be of others; the user's own choices override them.
 
-    Args:
-        env_id: The environment; nothing is checked if it is not registered here.
-        found: The options in the file.
-        chosen: The options that the user set.
-        source: What the file is, for the error.
-        flag: What the user writes before ``KEY=VALUE``, for the error.
+    Nothing is checked if the environment is not registered here. `source` says what the file is, and `flag` what the
+    user writes before ``KEY=VALUE``.
 
     Raises:
         UsageError: The file sets an option that only the user may set; see `envkit.registry.EnvSpec.operator_options`.
@@ -430,12 +405,7 @@ def refuse_foreign(env_id: str, found: Options, chosen: Options, source: str, *,
 
 
 def open_expert(env_id: str, options: Options | None = None) -> Expert:
-    """Return the environment's expert, for episodes with `options`.
-
-    Raises:
-        ConfigError: The environment has no expert.
-        UsageError: The environment's data is not on this machine.
-    """
+    """Return the environment's expert, for episodes with `options`. Raises `ConfigError` if it has none."""
     spec = find(env_id)
     if spec.expert is None:
         raise ConfigError([f"env.id: {env_id} has no expert"])
@@ -444,11 +414,7 @@ def open_expert(env_id: str, options: Options | None = None) -> Expert:
 
 
 def open_helper(spec: EnvSpec, entry_point: str | Callable[..., Any], options: Options) -> Any:
-    """Return the expert, a player or the vocabulary of an environment: call its entry point as that of the environment.
-
-    Raises:
-        UsageError: The environment's data is not on this machine.
-    """
+    """Return the expert, a player or the vocabulary of an environment: call its entry point as the environment's."""
     return registry.load(entry_point)(**_with_data(spec), **registry.defaults(spec, options))
 
 
@@ -466,12 +432,8 @@ def slots(
 ) -> SlotHost:
     """Return a host that plays any registered environment in this process.
 
-    Args:
-        capacity: Number of concurrent episodes.
-        resources: What environments may need besides their options.
-        options: Options with which every environment is created. Needed for options that an environment accepts only
-            at creation, because the options of a task are passed to its reset.
-        queued: As in `SlotHost`.
+    Every environment is created with `options`, since it may accept some only then: those of a task are passed to its
+    reset. `queued` is as in `SlotHost`.
     """
 
     def open_attributed(env_id: str) -> AnyEnv:

@@ -25,10 +25,6 @@ def task_set(spec: EnvSpec, options: Options) -> TaskSet | None:
     """Return the task set of an environment with these options; None if every seed is a task.
 
     A task set is opened once, and again if the file in its option ``file`` has changed.
-
-    Raises:
-        OptionError: The task set rejects an option.
-        UsageError: A file of the task set cannot be used.
     """
     if spec.task_set is None:
         return None
@@ -90,11 +86,7 @@ def splits(spec: EnvSpec, options: Options) -> tuple[str, ...]:
 
 
 def count(spec: EnvSpec, options: Options, split: str, wanted: int) -> int:
-    """Return how many of `wanted` different tasks the split has.
-
-    Raises:
-        UsageError: There is no such split, or it is empty.
-    """
+    """Return how many of `wanted` different tasks the split has. Raises `UsageError` if it is missing or empty."""
     found = task_set(spec, options)
     if found is None:
         with_split(spec, options, split)
@@ -109,9 +101,6 @@ def task(spec: EnvSpec, options: Options, split: str, seed: int, number: int) ->
     """Return the task with index `number` of a split. Every process computes the same task for the same arguments.
 
     The order of a task set depends on `seed`. After its last task, it begins again in another order.
-
-    Raises:
-        UsageError: There is no such split.
     """
     found = task_set(spec, options)
     if found is None:
@@ -156,17 +145,10 @@ def content_of(options: Options) -> list[JSON]:
 
 
 def select(spec: EnvSpec, options: Options, split: str, wanted: int | Sequence[int | str]) -> dict[str, Task]:
-    """Return chosen tasks by name, or by index if they have no names.
+    """Return chosen tasks by name, or by index if they have no names. Raises `UsageError` if one is missing.
 
-    Args:
-        spec: The environment.
-        options: Its options.
-        split: Split of the tasks. A name that it does not have may be that of a task of another split.
-        wanted: Names of tasks, or indices in the split; or the number of its first tasks, where 0 means all. A text
-            of digits is an index, unless a task of the split has this name.
-
-    Raises:
-        UsageError: There is no such task or split.
+    `wanted` are names of tasks, also of other splits, or indices in the split; or the number of its first tasks, where
+    0 means all. A text of digits is an index, unless a task of the split has this name.
     """
     found, known = task_set(spec, options), splits(spec, options)
     require_split(spec, known, split)
@@ -209,11 +191,7 @@ def require_split(spec: EnvSpec, known: Sequence[str], split: str) -> None:
 
 
 def with_split(spec: EnvSpec, options: Options, split: str) -> Options:
-    """Return `options` plus the option ``split``, unless `split` is ``"any"`` or the environment has no splits.
-
-    Raises:
-        UsageError: The environment has no such split.
-    """
+    """Return `options` plus the option ``split``, unless `split` is ``"any"`` or the environment has no splits."""
     require_split(spec, (*spec.splits, ANY_SPLIT) if spec.splits else (), split)
     return {**options, "split": split} if split in spec.splits else options
 

@@ -126,7 +126,7 @@ def test_options_of_a_class_are_tried_and_those_without_an_effect_are_named() ->
         (
             "LeavesFile",
             "nothing is left behind",
-            ["after close, a file was left: ", f"{LEFT}; remove it in close"],
+            ["after close, a temporary file was left: ", f"{LEFT}; remove it in close"],
         ),
     ],
 )

@@ -285,23 +285,6 @@ def test_an_environment_without_legal_moves_is_played_with_typed_text(frail: Pat
         assert "\x1b]0;" not in drawn  # an environment cannot control the terminal
 
 
-def test_control_z_gives_the_terminal_back_until_the_game_goes_on() -> None:
-    with terminal(*MAP_WORDS) as screen:
-        screen.until("q quit")
-        screen.type("d")
-        screen.until("turns 1")
-        screen.type("\x1a")
-        os.waitid(os.P_PID, screen.process.pid, os.WSTOPPED)
-        assert screen.is_restored()
-        screen.until("\x1b[?25h")
-        screen.process.send_signal(signal.SIGCONT)
-        screen.until("turns 1")
-        assert not screen.is_restored()
-        screen.type("dq")
-        assert "turns 2" in screen.rest()
-        assert (screen.process.returncode, screen.is_restored()) == (0, True)
-
-
 def test_a_dumb_terminal_reads_lines() -> None:
     with terminal(*MAP_WORDS, TERM="dumb") as screen:
         assert "\x1b" not in screen.until("> ")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from envkit.config.grammar import Section, put
-from envkit.config.kinds import FAMILIES, ByKind
+from envkit.config.kinds import FAMILIES, ByKind, find
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ def _sections(annotations: Any) -> Iterator[tuple[type[Section], str]]:
     marks = [one for one in annotations if isinstance(one, ByKind)]
     for mark in marks:
         found: dict[type[Section], str] = {}
-        for name, kind in FAMILIES[mark.family].built_in.items():
-            found.setdefault(kind.section, name)
+        for name in FAMILIES[mark.family].built_in:
+            found.setdefault(find(mark.family, name).section, name)
         yield from found.items()
     for one in () if marks else annotations:
         if isinstance(one, type) and issubclass(one, Section):

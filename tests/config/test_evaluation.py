@@ -35,7 +35,7 @@ def test_a_file_options_and_python_arguments_describe_the_same_evaluation(tmp_pa
         evaluation.read(CONTENT),
         evaluation.read(evaluation.parse(CONTENT)),
         evaluation.read("FrozenLake-v0", overrides, **settings),
-        evaluation.read("FrozenLake-v0", options={"size": 4}, temperature=0.5, history=2, **settings),
+        evaluation.read("FrozenLake-v0", overrides[1:2], options={"size": 4}, temperature=0.5, **settings),
     ]
     assert found == [EvalConfig.model_validate(CONTENT)] * 5
     assert found[0].set_keys("rollout") == {"temperature": 0.5, "max_turns": 3}

@@ -28,7 +28,7 @@ from tests.docs.pages import AGENTS, sections_of
 NAME = "train-your-agent"
 STALE_AFTER = (
     "docs/train-your-agent.md",
-    "envkit/config/agents.py",
+    "envkit/config/parts.py",
     "envkit/wiring/training/agents.py",
     "sandbox/egress",
     "trainer_bridge/agents",

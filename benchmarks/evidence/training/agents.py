@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
 from envkit import clock
-from envkit.config.agents import AgentSection
+from envkit.config.parts import AgentSection
 from envkit.protocols import Sandbox
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Completion, SamplingParams, SandboxSpec, StopReason

@@ -61,12 +61,8 @@ input[type=number] { width: 8rem }
 def play_in_browser(game: Game, seed: int, *, port: int, is_opened: bool) -> None:
     """Serve a game whose drawings are HTML documents on 127.0.0.1, until Ctrl-C. `port` 0 is any free port.
 
-    If `is_opened` is true and there is a display, the user's browser opens the address.
-
-    Raises:
-        UsageError: The environment has no pages, or the port is not available.
-        OptionError: The environment rejects an option.
-        EnvError: The environment raised an exception in the first reset.
+    If `is_opened` is true and there is a display, the user's browser opens the address. Raises `UsageError` if the
+    environment has no pages, or the port is not available.
     """
     with GameServer(game, seed, port=port) as server:
         echo(f"playing at {server.url} (Ctrl-C quits)")
@@ -113,9 +109,7 @@ class GameServer(ThreadingTCPServer):
     def act(self, name: str, fields: Mapping[str, str]) -> None:
         """Play the action of a posted form, or with the name ``next`` begin the level of the field ``seed``.
 
-        Raises:
-            ValueError: A field is missing or invalid.
-            EnvkitError: The environment failed.
+        Raises `ValueError` if a field is missing or invalid.
         """
         if name == "next":
             seed = fields.get("seed", "")
@@ -162,23 +156,18 @@ class _Handler(BaseHTTPRequestHandler):
             number, name = self._checked_path(server, is_post=is_post)
             fields = self._form() if is_post else {}
             with server.lock:
-                if not is_post and number == server.number:
-                    page = _page(server.game)
-                else:
-                    page = None
-                    if number == server.number:
-                        server.act(name, fields)
-        except _RefusedError as error:
-            self._send(error.status, f"{error}\n", kind="plain")
-        except ValueError as error:
-            self._send(400, f"{error}\n", kind="plain")
-        except EnvkitError as error:
-            self._send(500, f"{error}\n", kind="plain")
+                is_now = number == server.number
+                if is_post and is_now:
+                    server.act(name, fields)
+                page = _page(server.game) if is_now and not is_post else None
+        except (_RefusedError, ValueError, EnvkitError) as error:
+            status = error.status if isinstance(error, _RefusedError) else 400 if isinstance(error, ValueError) else 500
+            self._send(status, f"{error}\n", kind="plain")
+            return
+        if page is None:
+            self._send(303, "", Location=f"/{server.token}/{server.number}/")
         else:
-            if page is None:
-                self._send(303, "", Location=f"/{server.token}/{server.number}/")
-            else:
-                self._send(200, page)
+            self._send(200, page)
 
     def _checked_path(self, server: GameServer, *, is_post: bool) -> tuple[int | None, str]:
         """Return the number of the state and the name of the form in the path."""

@@ -118,12 +118,7 @@ class Game:
         return self._scene
 
     def begin(self, seed: int) -> Scene:
-        """Start the level that `seed` selects. An episode that is not over ends.
-
-        Raises:
-            OptionError: The environment rejects an option.
-            EnvkitError: The environment failed.
-        """
+        """Start the level that `seed` selects. An episode that is not over ends."""
         self._played.cancel()
         self._person, task = Person(), Task(self.env_id, seed, self._options)
         self._episode = Recorder(self._env)
@@ -133,12 +128,7 @@ class Game:
         return self._next(seed)
 
     def act(self, action: str) -> Scene:
-        """Play `action`, unchanged, and return the new state.
-
-        Raises:
-            EnvkitError: The environment failed.
-            StepOrderError: The episode is over.
-        """
+        """Play `action`, unchanged, and return the new state. Raises `StepOrderError` if the episode is over."""
         if self._played.done():
             raise StepOrderError("the episode is over; begin another one")
         self._portal.call(self._person.send, action)

@@ -31,11 +31,11 @@ class Keyboard:
     """Keys typed in the terminal with this file descriptor.
 
     Attributes:
-        on_signal: Called at SIGWINCH (the terminal was resized) and SIGTSTP (Ctrl-Z), by the signal.
+        on_resize: Called by the signal SIGWINCH, when the terminal was resized.
     """
 
     def __init__(self, terminal: int) -> None:
-        self.on_signal: dict[int, Callable[[], None]] = {}
+        self.on_resize: Callable[[], None] = lambda: None
         self._terminal = terminal
         self._before = termios.tcgetattr(terminal)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -62,31 +62,25 @@ class Keyboard:
         """Restore the mode that the terminal had before `take`, and drop unread keys."""
         termios.tcsetattr(self._terminal, termios.TCSAFLUSH, self._before)
 
-    def suspend(self) -> None:
-        """Suspend the program, and return after SIGCONT."""
-        self.give_back()
-        signal.raise_signal(signal.SIGSTOP)
-        self.take()
-
 
 @contextmanager
 def keyboard(terminal: int) -> Iterator[Keyboard]:
     """Read single keys from `terminal` during a ``with`` block. Works only in the main thread.
 
-    Ctrl-C raises `KeyboardInterrupt`. SIGTERM, SIGHUP and SIGQUIT raise `SystemExit`, so that the terminal's mode is
-    restored before the program ends.
+    Ctrl-Z has no effect. Ctrl-C raises `KeyboardInterrupt`. SIGTERM, SIGHUP and SIGQUIT raise `SystemExit`, so that the
+    terminal's mode is restored before the program ends.
     """
     keys = Keyboard(terminal)
 
     def call(number: int, frame: FrameType | None) -> None:
-        if number not in (signal.SIGWINCH, signal.SIGTSTP):
+        if number != signal.SIGWINCH:
             raise SystemExit(128 + number)
-        if number in keys.on_signal:
-            keys.on_signal[number]()
+        keys.on_resize()
 
     with ExitStack() as undo:
         undo.callback(keys.give_back)
-        for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP):
+        for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH):
             undo.callback(signal.signal, one, signal.signal(one, call))
+        undo.callback(signal.signal, signal.SIGTSTP, signal.signal(signal.SIGTSTP, signal.SIG_IGN))
         keys.take()
         yield keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console, Group
@@ -51,17 +50,11 @@ class _Screen:
         self._has_quit = False
 
     def run(self, live: Live) -> None:
-        def suspend() -> None:
-            live.stop()
-            self._keys.suspend()
-            live.start()
-            live.refresh()
-
         def redraw() -> None:
             self._console.clear()  # the terminal has re-wrapped the drawn lines
             live.refresh()
 
-        self._keys.on_signal = {signal.SIGTSTP: suspend, signal.SIGWINCH: redraw}
+        self._keys.on_resize = redraw
         while not self._has_quit:
             live.refresh()
             key = self._keys.next()

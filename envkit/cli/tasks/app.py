@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from envkit.types import CommandResult
 
 _GENERIC = {
-    "ls": "envkit.wiring.task_view:ls",
-    "show": "envkit.wiring.task_view:show",
+    "ls": "envkit.wiring.commands:ls",
+    "show": "envkit.wiring.commands:show",
     "check": "envkit.checks.tasks:check",
 }
 _SHARED = {"options": ("option", EnvOptions), "backend": ("backend", Backend), "judge": ("judge", Judge)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from envkit.config import EvalConfig
-from envkit.config.agents import AgentSection
+from envkit.config.parts import AgentSection
 from envkit.protocols import Player
 from envkit.runs.episodes import Decode
 from envkit.trainer_bridge.rollout import RolloutLimits

@@ -24,7 +24,7 @@ from envkit.types import JSON, Options
 from envkit.wiring.contexts import Model
 from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.agents import check_agent, open_player
-from envkit.wiring.training.models import check_length, check_room, locate
+from envkit.wiring.training.models import check_tokens, locate
 from envkit.wiring.training.policy import open_engine, open_renderer
 from envkit.wiring.training.resolve import limits_of, policy_kind, resolve
 
@@ -36,11 +36,6 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
 
     A checkpoint plays with the settings of its run, its agent included, and a model with the defaults of training
     files, except for the keys that `evaluation` sets.
-
-    Raises:
-        UsageError: There is no such model on this machine, or the run's folder has another format.
-        ConfigError: A key does not fit the model's renderer, the policy file in its folder is damaged, or the agent
-            cannot play here.
     """
     if kind == "model":
         path = locate(name)
@@ -56,14 +51,9 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
         raise ConfigError(problems)
     options = next((section.options for section in run.envs if section.id == evaluation.env.id), {})
     limits = limits_of(run.rollout)
-    if (
-        "max_tokens" in evaluation.rollout.model_fields_set
-        and run.engine.model is not None
-        and policy_kind(run) == "pretrained"
-    ):
-        check_length(run.engine.model, limits.max_tokens)
     if policy_kind(run) == "pretrained":
-        check_room(limits.max_tokens, limits.turn_tokens)
+        is_longer = "max_tokens" in evaluation.rollout.model_fields_set
+        check_tokens(run.engine.model if is_longer else None, limits.max_tokens, limits.turn_tokens)
     is_set = "temperature" in evaluation.rollout.model_fields_set
     return FoundPolicy(
         partial(_open, run, path),

@@ -10,7 +10,7 @@ from functools import partial
 
 from envkit import installation
 from envkit.config import EvalConfig, kinds
-from envkit.config.agents import AgentSection
+from envkit.config.parts import AgentSection
 from envkit.environments.tasks import Nop
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Player
@@ -38,14 +38,6 @@ NOP = "nop"
 POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "agent:NAME", "checkpoint:DIR")
 """The built-in policies."""
 
-_REMOVED: Mapping[str, str] = {
-    "mini_swe": "run mini-swe-agent itself, with the section agent; see docs/train-your-agent.md"
-}
-"""Kinds of policies of earlier versions, with what to do instead."""
-
-_FEW = 10
-"""An error about an unknown policy lists the players of an environment that has fewer."""
-
 _LOCAL = ("model", "checkpoint", "agent")
 _MODELS = (*_LOCAL, "openai")
 _NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -62,12 +54,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 
 
 def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
-    """Find a policy, and make those checks of it that do not need its model to be loaded.
-
-    Raises:
-        UsageError: There is no such policy.
-        ConfigError: A key has no effect with this policy.
-    """
+    """Find a policy, and make those checks of it that do not need its model to be loaded."""
     kind, name = kind_of(config.policy, spec)
     _refuse_needless(config, kind)
     if config.agent is not None and kind not in _LOCAL:
@@ -90,11 +77,7 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
 
 
 def _with_agent(config: EvalConfig, name: str) -> EvalConfig:
-    """Return an evaluation with the policy ``agent:NAME`` as one with ``model:...`` and a section ``agent``.
-
-    Raises:
-        ConfigError: There is no such agent, ``engine.model`` is missing, or the section ``agent`` has another agent.
-    """
+    """Return an evaluation with the policy ``agent:NAME`` as one with ``model:...`` and a section ``agent``."""
     from envkit.wiring.training.agents import function_of
 
     section, problems = config.agent or AgentSection(), []
@@ -170,30 +153,21 @@ def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
     """Return the kind and name of a policy, such as ``("model", "smollm2-135m")``; the name of others may be empty.
 
     The kind of a player of the environment, such as ``oracle`` or ``cheat:skip``, is ``"player"``.
-
-    Raises:
-        UsageError: There is no such kind, or the name is missing.
     """
     if policy == NOP or (spec is not None and policy in spec.players):
         return "player", policy
     kind, _, name = policy.partition(":")
-    if kind in _REMOVED:
-        raise UsageError(f"policy: {kind} no longer exists; {_REMOVED[kind]}")
     forms = {one.partition(":")[0]: one for one in POLICIES}
     form = forms.get(kind)
     others = kinds.names("policies") if form is None else []
     if kind in others:
         return kind, name
     if form is None or (name and ":" not in form):
-        known = [*(f"{one}:" if ":" in forms[one] else one for one in forms), *others]
-        of_env = [NOP] if spec is None else players(spec)
-        remedy = f"; did you mean 'model:{policy}'?" if policy in CATALOGUE else ""
-        if form is None and not remedy:
-            remedy = did_you_mean(policy, of_env, lists=False) or did_you_mean(kind, known, lists=False)
-            if remedy and spec is not None and len(of_env) < _FEW:
-                remedy += f" The players of {spec.id}: {', '.join(of_env)}"
-        all_forms = f"; there are: {', '.join(dict.fromkeys([*POLICIES, *of_env, *others]))}"
-        raise UsageError(f"policy: there is no {policy!r}{remedy or all_forms}")
+        known = list(dict.fromkeys([*POLICIES, *([NOP] if spec is None else players(spec)), *others]))
+        remedy = (
+            f"; did you mean 'model:{policy}'?" if policy in CATALOGUE else did_you_mean(policy, known, lists=False)
+        )
+        raise UsageError(f"policy: there is no {policy!r}{remedy or '; there are: ' + ', '.join(known)}")
     if ":" in form and not name:
         raise UsageError(f"policy: {policy} lacks {form.partition(':')[2]} after the colon; write {form}")
     return kind, name
@@ -208,10 +182,6 @@ def player_of(name: str, spec: EnvSpec | None, options: Options) -> Player:
     """Return ``random``, ``expert``, or a player of the environment such as ``oracle``, for episodes with `options`.
 
     `spec` is None for an environment that only a server knows; it has only ``random`` and ``nop`` here.
-
-    Raises:
-        UsageError: The environment has no expert.
-        OptionError: The player rejects an option.
     """
     if spec is not None and name in spec.players:
         player: Player = open_helper(spec, spec.players[name], options)

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 from urllib.parse import urlsplit
 
-import anyio
+from anyio.abc import TaskStatus
 
 from envkit import clock, installation
 from envkit.config import kinds
-from envkit.config.agents import AgentSection
-from envkit.config.parts import RendererSection
+from envkit.config.parts import AgentSection, RendererSection
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Engine, Player, Renderer, Sandbox
 from envkit.registry import load
@@ -65,11 +64,7 @@ def _place(function: AgentFunction) -> str:
 
 
 def function_of(name: str) -> AgentFunction:
-    """Return the function of an agent, given the agent's name or MODULE:NAME.
-
-    Raises:
-        UsageError: There is no such agent, or it cannot be imported.
-    """
+    """Return the function of an agent, given its name or MODULE:NAME. Raises `UsageError` if it cannot be loaded."""
     function: AgentFunction
     if ":" not in name:
         if name not in (known := kinds.names("agents")):
@@ -93,18 +88,7 @@ async def open_player(
     limits: RolloutLimits,
     announce: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Player]:
-    """Open the player of a run.
-
-    Args:
-        section: The agent; None lets the policy play itself.
-        engine: Samples from the policy.
-        renderer: The renderer of the policy.
-        limits: Limits of each episode.
-        announce: Shows a line to the user.
-
-    Raises:
-        UsageError: The renderer has no chat template, or the function does not exist.
-    """
+    """Open the player of a run: the agent of `section`, or without one the policy itself."""
     if section is None:
         yield PolicyPlayer(engine, renderer, limits)
         return
@@ -214,14 +198,9 @@ async def _served(proxy: AgentProxy) -> AsyncIterator[str]:
     installation.load("uvicorn")
     from envkit.http.server.server import serve
 
-    ready = anyio.Event()
-    addresses: list[str] = []
-
-    def on_ready(address: str) -> None:
-        addresses.append(address)
-        ready.set()
+    async def serving(task_status: TaskStatus[str]) -> None:
+        await serve(proxy, port=0, on_ready=task_status.started, handle_signals=False, drain_s=0.0)
 
     async with clock.background_tasks() as tasks:
-        tasks.start_soon(partial(serve, proxy, port=0, on_ready=on_ready, handle_signals=False, drain_s=0.0))
-        await ready.wait()
-        yield addresses[0]
+        address: str = await tasks.start(serving)
+        yield address

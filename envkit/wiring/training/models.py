@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from envkit.errors import UsageError, did_you_mean
+from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.installation import command
 from envkit.runs import cache
 from envkit.runs.display import Display, SilentDisplay
@@ -24,11 +24,8 @@ _SHORTEST_PROMPT = 8
 def locate(name: str) -> str:
     """Return the model folder or hub name for `name`, a value of `engine.model`. Convert a GGUF file on first use.
 
-    A catalogue name takes precedence over a folder of the same name; write ``./NAME`` for the folder.
-
-    Raises:
-        UsageError: There is no such file or folder, the catalogue model is not downloaded, or the GGUF file cannot be
-            converted.
+    A catalogue name takes precedence over a folder of the same name; write ``./NAME`` for the folder. Raises
+    `UsageError` as `verify`, or if the GGUF file cannot be converted.
     """
     verify(name)
     if name in CATALOGUE:
@@ -85,9 +82,6 @@ def positions_of(name: str) -> int | None:
     """Return the maximum number of tokens of the model `name`; transformers would silently go beyond it.
 
     None for a model whose RoPE is scaled by a factor, and for one whose configuration is not known.
-
-    Raises:
-        UsageError: As `config_of`.
     """
     config = config_of(name)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -96,13 +90,7 @@ def positions_of(name: str) -> int | None:
 
 
 def parameters_of(name: str) -> int | None:
-    """Estimate the number of parameters of the model `name`, without biases and norms; None if it is not known.
-
-    All experts of a mixture count.
-
-    Raises:
-        UsageError: As `config_of`.
-    """
+    """Estimate the parameters of the model `name` without biases and norms, all experts included; None: not known."""
     config = config_of(name)
     try:
         hidden, layers, vocabulary = (config[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
@@ -133,26 +121,14 @@ def folder_of(name: str) -> Path | None:
     return None if config is None else config.parent
 
 
-def check_length(name: str, max_tokens: int) -> None:
-    """Check that the model `name` has positions for `max_tokens` tokens; see `positions_of`.
-
-    Raises:
-        UsageError: It has fewer.
-    """
-    if (limit := positions_of(name)) is not None and max_tokens > limit:
+def check_tokens(name: str | None, max_tokens: int, turn_tokens: int) -> None:
+    """Raise `ConfigError` unless the model has `max_tokens` positions, with room for a prompt beside an answer."""
+    if name is not None and (limit := positions_of(name)) is not None and max_tokens > limit:
         line = f"rollout.max_tokens: {max_tokens} is more than the {limit} positions of the model {name}"
-        raise UsageError(f"{line}; lower it, or name a model with a longer context")
-
-
-def check_room(max_tokens: int, turn_tokens: int) -> None:
-    """Check that `max_tokens` leave room for the shortest prompt beside an answer of `turn_tokens`.
-
-    Raises:
-        UsageError: They do not, so that every episode would end before its first turn.
-    """
+        raise ConfigError([f"{line}; lower it, or name a model with a longer context"])
     if max_tokens - turn_tokens < _SHORTEST_PROMPT:
         line = f"rollout.turn_tokens: {turn_tokens} of {max_tokens} tokens (rollout.max_tokens) are for an answer"
-        raise UsageError(f"{line}, which leaves no room for a prompt; lower it, or raise rollout.max_tokens")
+        raise ConfigError([f"{line}, which leaves no room for a prompt; lower it, or raise rollout.max_tokens"])
 
 
 def is_path(name: str) -> bool:
@@ -168,11 +144,7 @@ def is_cached(name: str) -> bool:
 
 
 def cached_config(name: str) -> Path | None:
-    """Return the configuration of the model `name` in the Hugging Face hub's cache on this machine.
-
-    Raises:
-        huggingface_hub.errors.HFValidationError: The name is not a valid name of a hub model.
-    """
+    """Return the configuration of the model `name` in the hub's cache. Raises `HFValidationError` for a wrong name."""
     from huggingface_hub import try_to_load_from_cache  # imported late, because the import is slow
 
     found = try_to_load_from_cache(name, "config.json")
@@ -180,11 +152,7 @@ def cached_config(name: str) -> Path | None:
 
 
 def find(name: str) -> CatalogueModel:
-    """Return the catalogue model called `name`.
-
-    Raises:
-        UsageError: The catalogue has no such model.
-    """
+    """Return the catalogue model called `name`. Raises `UsageError` without one."""
     if name not in CATALOGUE:
         raise UsageError(f"no model is called {name!r}{did_you_mean(name, CATALOGUE)}")
     return CATALOGUE[name]

@@ -18,7 +18,6 @@ from envkit.config.parts import TransformersEngineSection
 from envkit.errors import UsageError
 from envkit.protocols import Launcher, PhasedTrainer, PolicyEngine, Renderer, Trainer
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
-from envkit.types import Place
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext, open_part
 from envkit.wiring.launch.cluster import open_launcher
 from envkit.wiring.launch.local import LocalLauncher
@@ -52,17 +51,9 @@ class Policy:
 async def open_policy(
     run: RunConfig, *, folder: Path, threads: int, announce: Callable[[str], None] = lambda line: None
 ) -> AsyncIterator[Policy]:
-    """Open the model, renderer, engine and trainer of a run. The same file always gives the same policy.
+    """Open the model, renderer, engine and trainer of a resolved run. The same file always gives the same policy.
 
-    Args:
-        run: The resolved training file.
-        folder: Folder for weights on their way to the engine; it need not exist.
-        threads: Number of threads for learning.
-        announce: Shows a line to the user.
-
-    Raises:
-        UsageError: A part cannot be opened; for example, the model does not exist, or the cluster does not answer.
-        ConfigError: The cluster does not have what the section ``placement`` names.
+    Weights on their way to the engine are in `folder`, which need not exist. `threads` are those for learning.
     """
     launcher = await open_launcher(run.placement.launcher)
     placed = await clock.to_thread(place_run, run, launcher.nodes)
@@ -73,9 +64,19 @@ async def open_policy(
             model = await clock.to_thread(_model_of, run, Path(scratch))
             renderer = await open_renderer(parts, run, model)
             engine = await open_engine(parts, run, model, announce, launcher=launcher, placed=placed)
-            trainer = await open_trainer(
-                parts, run, model, engine, folder=folder, threads=threads, place=placed.trainer
+            context = TrainerContext(
+                section=run.trainer,
+                model=model,
+                algorithm=Algorithm.of(run.algorithm),
+                engine=engine,
+                folder=folder,
+                temperature=run.rollout.temperature,
+                threads=threads,
+                seed=run.seed,
+                imitation_rate=run.imitation.learning_rate or 0.0,
+                place=placed.trainer,
             )
+            trainer: Trainer = await open_part(parts, "trainers", run.trainer.kind, context)
         if run.imitation.kind != "none" and not isinstance(trainer, PhasedTrainer):
             raise UsageError(
                 f"imitation.kind: the trainer {run.trainer.kind} cannot imitate; use none, and name a model"
@@ -137,33 +138,6 @@ async def open_engine(
     )
     engine: PolicyEngine = await open_part(parts, "engines", run.engine.kind, context)
     return engine
-
-
-async def open_trainer(
-    parts: AsyncExitStack,
-    run: RunConfig,
-    model: Model | None,
-    engine: PolicyEngine,
-    *,
-    folder: Path,
-    threads: int,
-    place: Place,
-) -> Trainer:
-    """Open the trainer that the section ``trainer`` chooses."""
-    context = TrainerContext(
-        section=run.trainer,
-        model=model,
-        algorithm=Algorithm.of(run.algorithm),
-        engine=engine,
-        folder=folder,
-        temperature=run.rollout.temperature,
-        threads=threads,
-        seed=run.seed,
-        imitation_rate=run.imitation.learning_rate or 0.0,
-        place=place,
-    )
-    trainer: Trainer = await open_part(parts, "trainers", run.trainer.kind, context)
-    return trainer
 
 
 def playing_threads(run: RunConfig) -> int:

@@ -23,35 +23,23 @@ _QUEUED_S = 10
 """Seconds that episodes wait for a slot of a full server before the run announces it."""
 
 
-def check_served(run: RunConfig) -> None:
-    """Check the keys of a training file that depend on `env.url`, without asking the server.
-
-    Raises:
-        ConfigError: A key contradicts `env.url`, or needs an environment that is not installed here.
-    """
+def check_served(run: RunConfig) -> Iterator[str]:
+    """Yield the problems of the keys of a training file that depend on `env.url`, without asking the server."""
     sections = dict(zip(keys_of(run), run.envs, strict=True))
     first, *others = sections
-    if differing := [
-        f"{key}.{name}: must be that of {first}, because one server plays all environments of a run"
-        for key in others
-        for name in ("url", "token_file", "ca", "outage_timeout_s")
-        if getattr(sections[key], name) != getattr(sections[first], name)
-    ]:
-        raise ConfigError(differing)
-    if sections[first].url is None:
-        if unused := [
-            f"{key}.{name}: only for a server; set {key}.url too, or leave it out"
-            for key, section in sections.items()
-            for name in ("token_file", "ca")
-            if getattr(section, name) is not None
-        ]:
-            raise ConfigError(unused)
-        return
-    if "sandbox" in run.model_fields_set:
-        raise ConfigError(["sandbox: the server of env.url plays the episodes in its own sandboxes; leave it out"])
+    url = sections[first].url
+    for key in others:
+        for name in ("url", "token_file", "ca", "outage_timeout_s"):
+            if getattr(sections[key], name) != getattr(sections[first], name):
+                yield f"{key}.{name}: must be that of {first}, because one server plays all environments of a run"
+    for key, section in sections.items():
+        for name in ("token_file", "ca") if url is None else ():
+            if getattr(section, name) is not None:
+                yield f"{key}.{name}: only for a server; set {key}.url too, or leave it out"
+    if url is not None and "sandbox" in run.model_fields_set:
+        yield "sandbox: the server of env.url plays the episodes in its own sandboxes; leave it out"
     kind = run.imitation.kind
-    unknown = {key: section.id for key, section in sections.items() if is_served_only(section)}
-    if unknown and (
+    if (
         run.engine.model is None
         or kind == "demonstrations"
         or (kind == "auto" and policy_kind(run) == "tiny")
@@ -59,7 +47,7 @@ def check_served(run: RunConfig) -> None:
     ):
         reason = "is not installed here, but a new tiny policy and the imitation play it in this process"
         remedy = "install its package here, or name engine.model and set imitation.kind: none"
-        raise ConfigError(f"{key}.id: {env_id} {reason}; {remedy}" for key, env_id in unknown.items())
+        yield from (f"{key}.id: {one.id} {reason}; {remedy}" for key, one in sections.items() if is_served_only(one))
 
 
 async def check_server(run: RunConfig) -> list[str]:
@@ -98,13 +86,7 @@ async def check_server(run: RunConfig) -> list[str]:
 async def served_host(run: RunConfig, announce: Callable[[str], None]) -> AsyncIterator[EnvHost]:
     """Open a host that plays episodes on the server of `env.url`.
 
-    Args:
-        run: The training file.
-        announce: Called with one line when the host opens, when the server stops answering, and when it is full.
-
-    Raises:
-        ConfigError: The token or the certificates cannot be used.
-        EnvkitError: The server does not answer, or rejects the token.
+    `announce` gets a line when the host opens, when the server stops answering, and when it is full.
     """
     outages = outages_of_run(run.envs[0].outage_timeout_s, announce)
     async with _client(run, announce, outages) as client, clock.background_tasks() as tasks:
@@ -142,13 +124,13 @@ def _client(run: RunConfig, warn: Callable[[str], None], outages: Outages | None
     (key, *_), section, limits = keys_of(run), run.envs[0], run.rollout
     token = ca = None
     if section.token_file is not None:
-        with _problem(f"{key}.token_file"):
+        with problem_of(f"{key}.token_file"):
             token = read_token(Path(section.token_file), warn)
     if section.ca is not None:
-        with _problem(f"{key}.ca"):
+        with problem_of(f"{key}.ca"):
             ca = Path(section.ca)
             trusted_context(ca)
-    with _problem(f"{key}.url"):
+    with problem_of(f"{key}.url"):
         reset_timeout_s = limits.reset_timeout_s or limits.step_timeout_s
         grade_timeout_s = limits.grade_timeout_s or math.inf
         return EnvClient(
@@ -163,9 +145,9 @@ def _client(run: RunConfig, warn: Callable[[str], None], outages: Outages | None
 
 
 @contextmanager
-def _problem(key: str) -> Iterator[None]:
+def problem_of(key: str) -> Iterator[None]:
     """Convert an error in a ``with`` block to a problem of the key."""
     try:
         yield
     except EnvkitError as error:
-        raise ConfigError([f"{key}: {error}"]) from None
+        raise ConfigError([f"{key}: {error.detail}"]) from None

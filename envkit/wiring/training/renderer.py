@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
@@ -18,31 +17,10 @@ from envkit.wiring.contexts import RendererContext
 _log = logging.getLogger(__name__)
 
 
-def open_tokenizer(path: str) -> Any:
-    """Load the tokenizer of `path`, which is a model folder or the name of a hub model in the cache.
-
-    Raises:
-        UsageError: The model or its tokenizer is not on this machine, or cannot be read.
-    """
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except ImportError:
-        raise
-    except Exception as error:  # damaged files raise errors of many classes
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if not Path(path).is_dir():
-            reason = "neither a model folder nor a model in the hub's cache; name a folder, or download the model first"
-        raise UsageError(f"no tokenizer for {path}: {reason}") from error
-
-
 def open_renderer(context: RendererContext) -> Renderer:
     """Return a renderer with the model's chat template, or one with ``<answer>`` tags if the model has no template.
 
-    The model's generation config may add stop tokens.
-
-    Raises:
-        UsageError: The template rejects the settings, or the settings need a template and the model has none, or there
-            is no model.
+    The model's generation config may add stop tokens. Raises `UsageError` if the settings do not fit the model.
     """
     section, model = context.section, context.model
     assert isinstance(section, AutoRendererSection)

@@ -21,14 +21,11 @@ from envkit.config.parts import (
 from envkit.config.training import EnvSection, RolloutSection, TrainRolloutSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
-from envkit.runs.files import read_rows
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.trainer_bridge.run_folder.record import SCHEDULE
 from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
-from envkit.trainer_bridge.scheduler.requests import LoggedGroup, read_schedule
 from envkit.types import Task
 from envkit.wiring import environments, tasks
 from envkit.wiring.contexts import PolicyKind
@@ -176,11 +173,7 @@ def creates_policy(run: RunConfig) -> bool:
 
 
 def policy_kind(run: RunConfig) -> PolicyKind:
-    """Return ``"tiny"`` if the run creates its policy, or `engine.model` is the folder of a tiny policy of envkit.
-
-    Raises:
-        ConfigError: The policy file in the folder is damaged or has an unknown format.
-    """
+    """Return ``"tiny"`` if the run creates its policy, or `engine.model` is the folder of a tiny policy of envkit."""
     saved = None if creates_policy(run) else _saved_policy(run)
     return "tiny" if creates_policy(run) or (saved is not None and saved.tiny) else "pretrained"
 
@@ -225,10 +218,7 @@ def has_fast_bfloat16(device: str, *, machine: Path = Path("/")) -> bool:
     """Return whether `device` multiplies bfloat16 matrices faster than float32 matrices.
 
     A processor without instructions for bfloat16 is several times slower with it: 5 to 14 times on an AVX2 processor.
-
-    Args:
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"``, which is a GPU if there is one.
-        machine: Root folder, with the kernel's lists of devices and processor flags.
+    `machine` is the root folder, with the kernel's lists of devices and processor flags.
     """
     if uses_gpu(device, machine=machine):
         return True
@@ -293,26 +283,8 @@ def pace_of(run: RunConfig) -> Pace:
     )
 
 
-def replay_of(run: RunConfig) -> dict[int, list[LoggedGroup]] | None:
-    """Return the schedule of the run whose groups are played again; None without one.
-
-    Raises:
-        UsageError: The folder has no schedule, or it is damaged.
-    """
-    if (folder := run.rollout.replay_schedule) is None:
-        return None
-    path = Path(folder) / SCHEDULE
-    if not path.is_file():
-        raise UsageError(f"rollout.replay_schedule: {folder} has no {SCHEDULE}; name the folder of a training run")
-    return read_schedule(read_rows(path))
-
-
 def specs_of(run: RunConfig) -> list[EnvSpec]:
-    """Return the environment of each section of `run.envs`; see `spec_of`.
-
-    Raises:
-        UnknownEnvError: An environment is not registered, and there is no server.
-    """
+    """Return the environment of each section of `run.envs`; see `spec_of`."""
     return [spec_of(section) for section in run.envs]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -39,7 +40,7 @@ from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
 from envkit.wiring.sandboxes.run_nodes import run_nodes
 from envkit.wiring.training.agents import open_player, views_of
 from envkit.wiring.training.checks import check, check_docker
-from envkit.wiring.training.kinds.trackers import open_trackers
+from envkit.wiring.training.kinds.built_in import open_trackers
 from envkit.wiring.training.kinds.vllm import judge_server
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, open_policy
@@ -53,7 +54,6 @@ from envkit.wiring.training.resolve import (
     parameters,
     parts_of,
     policy_kind,
-    replay_of,
     resolve,
     specs_of,
     task_in,
@@ -97,7 +97,7 @@ async def train(
     elif not force:
         RunRecord.refuse_taken(folder)
     try:
-        return await _Run(run, folder, display, state, newest, force=force, on_step=on_step).finish()
+        return await _Run(run, folder, display, state, newest, force, on_step).finish()
     except BaseExceptionGroup as group:
         found = list(leaves(group))
         raise next((leaf for leaf in found if isinstance(leaf, EnvkitError)), found[0]) from None
@@ -105,60 +105,41 @@ async def train(
         display.close()
 
 
+@dataclass
 class _Run:
     """One training run. `newest` is the checkpoint to resume from, and `state` its state; None starts a new run."""
 
-    def __init__(
-        self,
-        run: RunConfig,
-        folder: Path,
-        display: Display,
-        state: RunState,
-        newest: Path | None,
-        *,
-        force: bool,
-        on_step: OnStep | None,
-    ) -> None:
-        self._run = run
-        self._force = force
-        self._on_step = on_step
-        self._folder = folder
-        self._display = display
-        self._state = state
-        self._newest = newest
-        self._specs = specs_of(run)
-        first, *others = run.envs
-        self._saved_policy = SavedPolicy(
-            policy_kind(run) == "tiny",
-            first.id,
-            first.options,
-            limits_of(run.rollout).turn_tokens,
-            run.renderer.model_dump(mode="json"),
-            {one.id: one.options for one in reversed(others) if one.id != first.id},
-        )
-        self._policy: Policy | None = None
-        self._warned = state.step > 0
-        self._record: RunRecord | None = None
-        self._diagnostics = Diagnostics(found=self._found())
-        self._stop = Stop(display.announce)
-        self._began = clock.stopwatch()
-        self._before_s = state.wall_s
+    run: RunConfig
+    folder: Path
+    display: Display
+    state: RunState
+    newest: Path | None
+    force: bool
+    on_step: OnStep | None
+
+    def __post_init__(self) -> None:
+        self.specs = specs_of(self.run)
+        self.policy: Policy | None = None
+        self.record: RunRecord | None = None
+        self.diagnostics = Diagnostics(found=self._found())
+        self.stop = Stop(self.display.announce)
+        self.began = clock.stopwatch() - self.state.wall_s
 
     async def finish(self) -> dict[str, JSON]:
         """Train until the last step or a signal, and return the summary."""
         with ExitStack() as opened, stop_on_signals(self._on_signal):
-            with self._stop.cancels():
+            with self.stop.cancels():
                 await self._play_and_learn(opened)
             summary = self._summary()
-            if self._record is not None:
-                self._record.summary(summary)
-                with self._stop.waits_for("the plots"):
-                    await clock.to_thread(self._record.plots)
+            if self.record is not None:
+                self.record.summary(summary)
+                with self.stop.waits_for("the plots"):
+                    await clock.to_thread(self.record.plots)
             return summary
 
     def _on_signal(self) -> None:
-        self._display.close()
-        self._stop.request(f"; a signal more than {ONE_S:g} s from now ends the run at once, at its last checkpoint")
+        self.display.close()
+        self.stop.request(f"; a signal more than {ONE_S:g} s from now ends the run at once, at its last checkpoint")
 
     async def _play_and_learn(self, opened: ExitStack) -> None:
         """Load the policy, start the sandboxes, and train.
@@ -166,35 +147,35 @@ class _Run:
         With `force`, an existing run is deleted only after the steps that fail most often, such as loading the policy.
         """
         async with AsyncExitStack() as parts:
-            if self._newest is not None:
+            if self.newest is not None:
                 await self._open_record(opened, parts)
             threads = self._learning_threads()
-            with self._stop.waits_for("the policy to be loaded"):
-                chosen = getattr(self._run.engine, "weights_folder", None)
-                folder = parts.enter_context(weights_folder(self._folder, chosen=chosen))
-                opening = open_policy(self._run, folder=folder, threads=threads, announce=self._display.announce)
-                policy = self._policy = await parts.enter_async_context(opening)
-            self._display.announce(f"policy: {policy.description}")
+            with self.stop.waits_for("the policy to be loaded"):
+                chosen = getattr(self.run.engine, "weights_folder", None)
+                folder = parts.enter_context(weights_folder(self.folder, chosen=chosen))
+                opening = open_policy(self.run, folder=folder, threads=threads, announce=self.display.announce)
+                policy = self.policy = await parts.enter_async_context(opening)
+            self.display.announce(f"policy: {policy.description}")
             if (size := getattr(policy.trainer, "checkpoint_bytes", 0)) >= _LARGE_BYTES:
-                kept = self._run.trainer.keep_checkpoints
-                self._display.announce(f"checkpoints: {size / 1e9:.1f} GB each, {kept} kept, and that of the best step")
+                kept = self.run.trainer.keep_checkpoints
+                self.display.announce(f"checkpoints: {size / 1e9:.1f} GB each, {kept} kept, and that of the best step")
             async with self._host(policy) as host:
-                record = self._record or await self._open_record(opened, parts)
-                if self._newest is not None:
-                    await policy.trainer.restore(str(self._newest))
+                record = self.record or await self._open_record(opened, parts)
+                if self.newest is not None:
+                    await policy.trainer.restore(str(self.newest))
                 # No output of an expert is executed, and validations of imitation are as harmless: in this process.
-                slots = await parts.enter_async_context(environments.slots(self._run.num_envs))
+                slots = await parts.enter_async_context(environments.slots(self.run.num_envs))
                 playing = open_player(
-                    self._run.agent,
+                    self.run.agent,
                     policy.engine,
                     policy.renderer,
-                    limits_of(self._run.rollout),
-                    self._display.announce,
+                    limits_of(self.run.rollout),
+                    self.display.announce,
                 )
                 async with playing as player:
                     loop = self._loop(policy, player, host, record, self._imitation(policy, slots))
                     try:
-                        await loop.run(self._display)
+                        await loop.run(self.display)
                     finally:
                         # Save the trained weights even after a stop or the loss of all sandboxes.
                         with anyio.CancelScope(shield=True):
@@ -202,52 +183,50 @@ class _Run:
 
     def _learning_threads(self) -> int:
         """Return the key `threads`, or else torch's number of threads when the run first started."""
-        if not isinstance(self._run.trainer, TorchTrainerSection):
-            return self._run.threads
+        if not isinstance(self.run.trainer, TorchTrainerSection):
+            return self.run.threads
         from envkit.trainer_bridge.threads import default_threads  # imported late: loads torch
 
-        chosen = self._run.threads or self._state.facts.get("threads")
+        chosen = self.run.threads or self.state.facts.get("threads")
         if not isinstance(chosen, int):
             chosen = default_threads()
-        self._state.facts["threads"] = chosen
+        self.state.facts["threads"] = chosen
         return chosen
 
     async def _open_record(self, opened: ExitStack, parts: AsyncExitStack) -> RunRecord:
         """Create or reopen the run's folder and open the trackers. `opened` closes the record, `parts` the trackers."""
-        text, step = config.dump(self._run), self._state.step
-        if self._newest is None:
-            record, first_step = RunRecord.create(self._folder, text, force=self._force), 0
+        text, step = config.dump(self.run), self.state.step
+        if self.newest is None:
+            record, first_step = RunRecord.create(self.folder, text, force=self.force), 0
         else:
-            is_evaluated = self._state.facts.get("evaluated") == step
-            record = RunRecord.resume(
-                self._folder, text, step=step, is_evaluated=is_evaluated, complete=config.complete
-            )
+            is_evaluated = self.state.facts.get("evaluated") == step
+            record = RunRecord.resume(self.folder, text, step=step, is_evaluated=is_evaluated, complete=config.complete)
             first_step = step + 1
-        self._record = opened.enter_context(closing(record))
-        await open_trackers(parts, self._run, record, first_step=first_step)
+        self.record = opened.enter_context(closing(record))
+        await open_trackers(parts, self.run, record, first_step=first_step)
         return record
 
     def _imitation(self, policy: Policy, slots: SlotHost) -> Imitation | None:
         """Return the phase of imitation; None without one, or after its end."""
-        run, section = self._run, self._run.imitation
-        if section.kind == "none" or "imitation" in self._state.facts:
+        run, section = self.run, self.run.imitation
+        if section.kind == "none" or "imitation" in self.state.facts:
             return None
         assert isinstance(policy.trainer, PhasedTrainer), "open_policy refuses others"
         limits, seed = limits_of(run.rollout), stable_hash(run.seed, "validation")
         rollout = Rollout(slots, PolicyPlayer(policy.engine, policy.renderer, limits), limits, run.num_envs)
-        parts = zip(run.envs, self._specs, parts_of(run, section.check_episodes or 0), strict=True)
+        parts = zip(run.envs, self.specs, parts_of(run, section.check_episodes or 0), strict=True)
         tasks = [
             task_in(env, spec, "validation", seed, number) for env, spec, count in parts for number in range(count)
         ]
 
         async def greedy() -> float:
             """Play validation tasks, which training and evaluation never use."""
-            phase = f"validation-{self._state.imitated}"
+            phase = f"validation-{self.state.imitated}"
             result = await rollout.groups(tasks, 1, phase=phase, temperature=0.0, seed=0)
             return success_of(valid(result.trajectories))
 
         return Imitation(
-            partial(open_source, run, self._specs, policy.renderer, slots),
+            partial(open_source, run, self.specs, policy.renderer, slots),
             policy.trainer,
             greedy if tasks else None,
             section.goal,
@@ -255,35 +234,35 @@ class _Run:
 
     @asynccontextmanager
     async def _host(self, policy: Policy) -> AsyncIterator[EnvHost]:
-        if self._run.envs[0].url is not None:
-            async with served_host(self._run, self._display.announce) as served:
+        if self.run.envs[0].url is not None:
+            async with served_host(self.run, self.display.announce) as served:
                 yield served
             return
-        section, limits = self._run.sandbox, self._run.rollout
+        section, limits = self.run.sandbox, self.run.rollout
         async with AsyncExitStack() as parts:
             nodes = None
             if policy.placed.nodes:
                 assert isinstance(section, BuiltInSandboxSection), "place_run refuses others"
-                opening = run_nodes(policy.launcher, policy.placed.nodes, section, self._display.announce)
+                opening = run_nodes(policy.launcher, policy.placed.nodes, section, self.display.announce)
                 nodes = await parts.enter_async_context(opening)
-            judge: str | Address | None = next((one.judge for one in self._run.envs if one.judge), None)
-            if (model := self._run.served_judge) is not None and (place := policy.placed.judge) is not None:
-                announce, launcher = self._display.announce, policy.launcher
-                server = judge_server(model, self._run.engine, launcher, place, lambda line: announce(f"judge: {line}"))
+            judge: str | Address | None = next((one.judge for one in self.run.envs if one.judge), None)
+            if (model := self.run.served_judge) is not None and (place := policy.placed.judge) is not None:
+                announce, launcher = self.display.announce, policy.launcher
+                server = judge_server(model, self.run.engine, launcher, place, lambda line: announce(f"judge: {line}"))
                 judge = await parts.enter_async_context(server)
             host = sandbox_host(
                 section,
-                slots_per_sandbox=-(-self._run.num_envs // section.count),
+                slots_per_sandbox=-(-self.run.num_envs // section.count),
                 call_timeout_s=limits.step_timeout_s,
                 slow_timeout_s=max(limits.reset_timeout_s or limits.step_timeout_s, limits.grade_timeout_s or math.inf),
-                announce=self._display.announce,
+                announce=self.display.announce,
                 tools=ToolSettings(
-                    frozenset(spec.id for spec in self._specs if spec.needs),
-                    needs=frozenset().union(*(spec.needs for spec in self._specs)),
-                    only=all(spec.needs for spec in self._specs),
-                    episodes=self._run.num_envs + self._episodes_at_once(),
+                    frozenset(spec.id for spec in self.specs if spec.needs),
+                    needs=frozenset().union(*(spec.needs for spec in self.specs)),
+                    only=all(spec.needs for spec in self.specs),
+                    episodes=self.run.num_envs + self._episodes_at_once(),
                     judge=judge,
-                    views=views_of(self._run.agent),
+                    views=views_of(self.run.agent),
                 ),
                 nodes=nodes,
             )
@@ -291,7 +270,7 @@ class _Run:
 
     def _episodes_at_once(self) -> int:
         """Return how many episodes can be in progress, graders included: of a train step, an evaluation, or both."""
-        run = self._run
+        run = self.run
         return (sum if filled(run.rollout.ahead) else max)(
             (
                 run.trainer.groups_per_step
@@ -304,13 +283,13 @@ class _Run:
     def _loop(
         self, policy: Policy, player: Player, host: EnvHost, record: RunRecord, imitation: Imitation | None
     ) -> TrainLoop:
-        run = self._run
+        run = self.run
         limits = limits_of(run.rollout)
         rollout = Rollout(host, player, limits, run.num_envs)
-        evaluation, state = run.evaluation, self._state
+        evaluation, state, (first, *others) = run.evaluation, self.state, run.envs
         evaluated = [
             list(task_sets.all_tasks(spec, section.options, evaluation.split, evaluation.seed, evaluation.episodes))
-            for section, spec in zip(run.envs, self._specs, strict=True)
+            for section, spec in zip(run.envs, self.specs, strict=True)
         ]
         # With several environments, the metrics contain the values of each one under its name.
         names = names_of(run) if len(run.envs) > 1 else []
@@ -330,7 +309,7 @@ class _Run:
             attempts=evaluation.attempts,
             names=[names[index] for index, one in enumerate(evaluated) for _ in one] if names else [],
         )
-        self._diagnostics = self._open_diagnostics()
+        self.diagnostics = self._open_diagnostics()
         probe = Probe(
             policy.engine,
             policy.trainer,
@@ -343,12 +322,11 @@ class _Run:
             limits,
             run.num_envs,
             pace_of(run),
-            lambda env, number: task_in(run.envs[env], self._specs[env], "train", run.seed, number),
+            lambda env, number: task_in(run.envs[env], self.specs[env], "train", run.seed, number),
             weights=[one.weight for one in run.envs],
             version=state.step,
             state=state.schedule,
             counts=state.accounting,
-            replay=replay_of(run),
         )
         return TrainLoop(
             scheduler=scheduler,
@@ -361,83 +339,74 @@ class _Run:
             record=record,
             checkpoints=record.checkpoints,
             settings=settings,
-            state=self._state,
+            state=state,
             elapsed_s=self._elapsed_s,
-            stop=self._stop,
-            policy=self._saved_policy,
-            on_step=self._stepped,
-            diagnostics=self._diagnostics,
+            stop=self.stop,
+            policy=SavedPolicy(
+                policy_kind(run) == "tiny",
+                first.id,
+                first.options,
+                limits.turn_tokens,
+                run.renderer.model_dump(mode="json"),
+                {one.id: one.options for one in reversed(others) if one.id != first.id},
+            ),
+            on_step=self.on_step,
+            diagnostics=self.diagnostics,
             probe=probe,
             names=names,
             imitation=imitation,
             source=None if (model := run.engine.model) is None else Path(locate(model)),
         )
 
-    def _stepped(self, number: int, values: Mapping[str, float]) -> None:
-        """Warn once if engine and trainer have different number formats, with the difference that this makes."""
-        sampling, learning = (
-            getattr(one, key, "") for one, key in ((self._run.engine, "dtype"), (self._run.trainer, "precision"))
-        )
-        gap_nats = values.get("sampler_gap_nats")
-        is_first = not self._warned and values.get("learned_tokens", 0) > 0 and gap_nats is not None
-        if is_first and sampling and learning and sampling != learning and self._run.algorithm.correction is None:
-            self._warned = True
-            self._display.announce(
-                f"the engine computes in {sampling} and the trainer in {learning}: log-probabilities differ by "
-                f"{gap_nats:.4f} nats on average; algorithm.correction makes up for it"
-            )
-        if self._on_step is not None:
-            self._on_step(number, values)
-
     def _open_diagnostics(self) -> Diagnostics:
         """Return the diagnostics, with what a resumed run has recorded and found so far."""
-        section = self._run.diagnostics
-        formats = {getattr(self._run.engine, "dtype", ""), getattr(self._run.trainer, "precision", "")}
+        section = self.run.diagnostics
+        formats = {getattr(self.run.engine, "dtype", ""), getattr(self.run.trainer, "precision", "")}
         settings = DiagnosticSettings(
             stop_on=frozenset(section.stop_on),
             dtype="float32" if formats == {"float32"} else "bfloat16",
         )
-        rows = read_rows(self._folder / METRICS)
+        rows = read_rows(self.folder / METRICS)
         return Diagnostics(settings, rows, self._found())
 
     def _found(self) -> dict[str, JSON]:
-        found = self._state.facts.get("findings")
+        found = self.state.facts.get("findings")
         return dict(found) if isinstance(found, dict) else {}
 
     def _elapsed_s(self) -> float:
-        return self._before_s + clock.stopwatch() - self._began
+        return clock.stopwatch() - self.began
 
     def _summary(self) -> dict[str, JSON]:
-        facts = self._state.facts
-        imitates = self._run.imitation.kind != "none" and "imitation" not in facts
+        facts = self.state.facts
+        imitates = self.run.imitation.kind != "none" and "imitation" not in facts
         names = (*(["untrained"] if "untrained" in facts else []), "before", "after")
         evaluations = {name: found if isinstance(found := facts.get(name), dict) else {} for name in names}
         before, after = evaluations["before"], evaluations["after"]
         is_known = _finite(before.get("eval_success")) is not None
         return {
             **self._of_environments(evaluations),
-            "algorithm": self._run.algorithm.preset,
-            "policy": "" if self._policy is None else self._policy.description,
+            "algorithm": self.run.algorithm.preset,
+            "policy": "" if self.policy is None else self.policy.description,
             **{f"{key}_{when}": _finite(values.get(key)) for key in _HELD_OUT for when, values in evaluations.items()},
             "eval_episodes": round(played) if isinstance(played := after.get("eval_episodes"), float) else 0,
-            "best_step": self._state.best_step,
-            "eval_success_best" if is_known else "eval_return_best": self._state.best_success,
-            "train_steps": self._state.step,
-            "episodes": self._state.episodes,
-            "lost_episodes": self._state.lost_episodes,
+            "best_step": self.state.best_step,
+            "eval_success_best" if is_known else "eval_return_best": self.state.best_success,
+            "train_steps": self.state.step,
+            "episodes": self.state.episodes,
+            "lost_episodes": self.state.lost_episodes,
             "wall_s": round(self._elapsed_s(), 1),
-            "seed": self._run.seed,
+            "seed": self.run.seed,
             "threads": facts.get("threads"),
             "imitation": facts.get("imitation"),
-            "accounting": {**self._state.accounting},
-            "diagnosis": self._diagnostics.summary(),
+            "accounting": {**self.state.accounting},
+            "diagnosis": self.diagnostics.summary(),
             "phase": "imitation" if imitates else "reinforcement",
-            "stopped": self._stop.is_requested,
+            "stopped": self.stop.is_requested,
         }
 
     def _of_environments(self, evaluations: Mapping[str, Mapping[str, JSON]]) -> dict[str, JSON]:
         """Return the id of the environment, or the ids of several environments with the evaluations of each one."""
-        ids: list[JSON] = [section.id for section in self._run.envs]
+        ids: list[JSON] = [section.id for section in self.run.envs]
         if len(ids) == 1:
             return {"env_id": ids[0]}
         environments: dict[str, JSON] = {
@@ -446,7 +415,7 @@ class _Run:
                 for key in _HELD_OUT
                 for when, values in evaluations.items()
             }
-            for name in names_of(self._run)
+            for name in names_of(self.run)
         }
         return {"env_ids": ids, "environments": environments}
 

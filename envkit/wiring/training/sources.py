@@ -45,16 +45,7 @@ async def open_source(
     A policy learns to read from single states, and then, if its prompts have the whole history, to answer only the
     newest of several states, and from whole episodes.
 
-    Args:
-        run: The training file.
-        specs: The environment of each section of `run.envs`.
-        renderer: Converts text to tokens.
-        host: Plays the demonstrations, in this process: no output of a policy is executed.
-        display: Shows progress.
-
-    Raises:
-        ConfigError: The environment does not support the configured demonstrations.
-        UsageError: The file of dialogues cannot be used, or the model has no chat template.
+    `host` plays the demonstrations in this process: no output of a policy is executed.
     """
     if run.imitation.kind == "dialogues":
         return await _dialogues(run, renderer, display)

@@ -33,11 +33,7 @@ _HUB_TIMEOUT_S = 10.0
 
 
 def find_model(path: str, kind: PolicyKind = "pretrained") -> Model:
-    """Return the model in a folder or on the hub, with its tokenizer.
-
-    Raises:
-        UsageError: The model or its tokenizer does not exist, or cannot be read.
-    """
+    """Return the model in a folder or on the hub, with its tokenizer. Raises `UsageError` if it cannot be read."""
     silence_transformers()
     is_local = Path(path).is_dir() or not _hub_has(path)
     with _loading(path, is_local=is_local):
@@ -77,11 +73,7 @@ def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: 
 
 
 def open_transformers(context: EngineContext) -> TransformersEngine:
-    """Load the model into an engine; see `TransformersEngineSection`.
-
-    Raises:
-        UsageError: The model cannot be loaded, or the section names a GPU, but torch finds no GPU.
-    """
+    """Load the model into an engine; see `TransformersEngineSection`."""
     section, model = context.section, context.model
     assert isinstance(section, TransformersEngineSection)
     assert model is not None, "without engine.model, a tiny policy is created"
@@ -94,9 +86,6 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
     """Load the model into a trainer; see `TorchTrainerSection`.
 
     The engine ``transformers`` copies the weights within this process; any other engine gets them in files.
-
-    Raises:
-        UsageError: The model cannot be loaded, or the training file names none.
     """
     model, engine = context.model, context.engine
     assert isinstance(context.section, TorchTrainerSection)
@@ -144,11 +133,7 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
 
 
 def _teacher(context: TrainerContext, model: Model) -> Any:
-    """Load the model that ``algorithm.reference`` names; None if it names none.
-
-    Raises:
-        UsageError: It cannot be loaded, or its tokens are not those of `model`.
-    """
+    """Load the model that ``algorithm.reference`` names, if any; its tokens must be those of `model`."""
     name = context.algorithm.section.reference
     if name is None or not context.algorithm.needs_reference:
         return None

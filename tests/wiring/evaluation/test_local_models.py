@@ -8,7 +8,7 @@ import pytest
 
 from envkit import config
 from envkit.config import evaluation
-from envkit.config.agents import AgentSection
+from envkit.config.parts import AgentSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation import local_models

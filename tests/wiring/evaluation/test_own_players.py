@@ -132,8 +132,7 @@ def test_experts_and_players_get_the_data_of_the_environment(
 @pytest.mark.parametrize(("policy", "nearest"), [("oracel", "oracle"), ("cheat:skpi", "cheat:skip"), ("npo", "nop")])
 def test_a_player_that_the_environment_does_not_have_is_refused_with_the_nearest(policy: str, nearest: str) -> None:
     registry.register("Cheated-v0", Parity, players={"oracle": Oracle, "cheat:late": Oracle, "cheat:skip": Oracle})
-    known = "random, nop, oracle, cheat:late, cheat:skip"
-    with pytest.raises(UsageError, match=rf"there is no '{policy}'; did you mean '{nearest}'\? .*Cheated-v0: {known}$"):
+    with pytest.raises(UsageError, match=rf"there is no '{policy}'; did you mean '{nearest}'\?$"):
         evaluate("Cheated-v0", policy, episodes=1)
 
 

@@ -17,7 +17,7 @@ from envkit.config.parts import WandbSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.wiring.contexts import TrackerContext
-from envkit.wiring.training.kinds.trackers import open_wandb
+from envkit.wiring.training.kinds.built_in import open_wandb
 from tests.wiring.kinds.wandb_files import records
 
 
@@ -58,7 +58,7 @@ import os, signal, sys, time
 from pathlib import Path
 from envkit.config.parts import WandbSection
 from envkit.wiring.contexts import TrackerContext
-from envkit.wiring.training.kinds.trackers import open_wandb
+from envkit.wiring.training.kinds.built_in import open_wandb
 
 def open_run(first_step):
     config = {"seed": 3, "env": {"id": "FrozenLake-v0"}}

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from envkit import clock
-from envkit.config.agents import AgentSection
+from envkit.config.parts import AgentSection
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.trainer_bridge.agents.episode import AgentPlayer

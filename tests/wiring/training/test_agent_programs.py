@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from envkit.config.agents import AgentSection
+from envkit.config.parts import AgentSection
 from envkit.protocols import Sandbox
 from envkit.trainer_bridge.scheduler.accounting import fate_before_training
 from envkit.types import StopReason

@@ -9,8 +9,7 @@ import pytest
 
 import envkit
 from envkit import clock
-from envkit.config.agents import AgentSection
-from envkit.config.parts import AutoRendererSection
+from envkit.config.parts import AgentSection, AutoRendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.agents.programs import AgentFunction
 from envkit.trainer_bridge.rollout import play

@@ -33,11 +33,7 @@ _JUDGE_TOKENS = 16_384
 
 
 def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]:
-    """Return a context manager that starts or connects the servers; see `VllmEngineSection`.
-
-    Raises:
-        UsageError: The training file names no model, or no interpreter has vllm.
-    """
+    """Return a context manager that starts or connects the servers; see `VllmEngineSection`."""
     section, model = context.section, context.model
     assert isinstance(section, VllmEngineSection)
     if model is None:
@@ -116,10 +112,8 @@ async def run_server(
 ) -> None:
     """Run a server of an engine section until SIGINT or SIGTERM; `on_ready` receives its URL.
 
-    It has the GPUs of CUDA_VISIBLE_DEVICES, and uses one unless section.arguments has tensor-parallel-size.
-
-    Raises:
-        UsageError: There is no such model, no interpreter has vllm, or the server did not start, or ended by itself.
+    It has the GPUs of CUDA_VISIBLE_DEVICES, and uses one unless section.arguments has tensor-parallel-size. Raises
+    `UsageError` if it does not start, or ends by itself.
     """
     model = await clock.to_thread(models.locate, section.model or "")
     settings = await clock.to_thread(_server_settings, section, model, max_tokens, lora_rank, Place())
@@ -171,11 +165,7 @@ async def judge_server(
 def _server_settings(
     section: VllmEngineSection, model: str, max_tokens: int, lora_rank: int, place: Place
 ) -> ServerSettings:
-    """Return the settings of a server. It has the number format of a run's engine, also if that is not resolved.
-
-    Raises:
-        UsageError: No interpreter has vllm, or an argument is reserved.
-    """
+    """Return the settings of a server. It has the number format of a run's engine, also if that is not resolved."""
     fastest = "bfloat16" if section.dtype == "auto" and has_fast_bfloat16("auto") else "float32"
     return ServerSettings(
         python=find_python(section.python),

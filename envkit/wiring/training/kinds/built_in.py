@@ -1,12 +1,14 @@
-"""The trackers of a run, to which its metrics are sent."""
+"""The trackers of a run, to which its metrics are sent, and its filters of groups."""
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
 from envkit.config import RunConfig
+from envkit.config.parts import SuccessBandSection, TopVarianceSection, ZeroVarianceSection
 from envkit.protocols import Tracker
 from envkit.trainer_bridge.run_folder.record import RunRecord
+from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
 from envkit.wiring.contexts import TrackerContext, open_part
 
 
@@ -34,3 +36,15 @@ def open_wandb(context: TrackerContext) -> Tracker:
     from envkit.trainer_bridge.run_folder.wandb_run import WandbRun  # imported late: loads wandb, if installed
 
     return WandbRun(context.folder, first_step=context.first_step, config=context.config)
+
+
+def open_zero_variance(section: ZeroVarianceSection) -> ZeroVariance:
+    return ZeroVariance()
+
+
+def open_success_band(section: SuccessBandSection) -> SuccessBand:
+    return SuccessBand(section.low, section.high)
+
+
+def open_top_variance(section: TopVarianceSection) -> TopVariance:
+    return TopVariance(section.share)
