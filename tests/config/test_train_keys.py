@@ -46,6 +46,7 @@ from envkit.wiring.sandboxes import env_sandboxes
 from envkit.wiring.training import checks
 from envkit.wiring.training.kinds.vllm import open_vllm
 from envkit.wiring.training.renderer import open_renderer
+from envkit.wiring.training.resolve import has_fast_bfloat16
 from envkit.wiring.training.run import train
 from tests.config.leaves import Leaf, leaves, put_leaf
 from tests.sandbox.fake.backend import FakeBackend, Fate
@@ -473,7 +474,7 @@ TRAIN: Mapping[str, How] = {
     "engine[vllm].weights_url": replace(CHECKED, value="http://h:8300/path"),
     "engine[vllm].replicas": replace(CHECKED, value=2, more={"placement.engines": ["n0"]}),
     "engine[vllm].python": replace(STARTED, value="/no/such/python"),
-    "engine[vllm].dtype": replace(STARTED, value="bfloat16"),
+    "engine[vllm].dtype": replace(STARTED, value="float32" if has_fast_bfloat16("auto") else "bfloat16"),
     "engine[vllm].gpu_memory_utilization": STARTED,
     "engine[vllm].max_num_seqs": STARTED,
     "engine[vllm].arguments": replace(STARTED, value={"swap-space": 1}),
