@@ -59,10 +59,10 @@ class CodeTask(SandboxTask[bytes]):
         )
 
     @property
-    def solution(self) -> Sequence[Plan] | None:
+    def solution(self) -> Plan | None:
         if self.problem.solution is None:
             return None
-        return [Plan(["python3 test_examples.py"], self.with_source(self.problem.solution).files)]
+        return Plan(["python3 test_examples.py"], self.with_source(self.problem.solution).files)
 
     @property
     def words(self) -> Mapping[str, str]:

@@ -193,8 +193,8 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         )
 
     @property
-    def solution(self) -> Sequence[Plan] | None:
-        return [Plan([apply_command(self.bug.patch)])] if self.bug.patch else None
+    def solution(self) -> Plan | None:
+        return Plan([apply_command(self.bug.patch)]) if self.bug.patch else None
 
     @property
     def words(self) -> Mapping[str, str]:

@@ -4,9 +4,8 @@ Observation  the task's instruction; later the results of the tools
 Actions      calls of bash, view_file, edit_file and submit; with ``mode="screen"`` calls of type_keys and submit; with
              ``mode="script"`` any text, whose last block of bash (or else the whole text) runs as a script. The
              submission is what the task declares as its artifacts, mostly its working directory
-Reward       from the task's tests, after the last step: mostly 1.0 or 0.0
-Ends         terminated after submit or the script (of the last step, if the task has several); truncated after
-             ``max_turns`` actions
+Reward       from the task's tests, after the last action: mostly 1.0 or 0.0
+Ends         terminated after submit or the script; truncated after ``max_turns`` actions
 Tasks        generated ones of ten families, the fifteen of envkit (a test set), or folders in the format of Harbor or
              Terminal-Bench
 Options      see `TerminalOptions`, and the limits of `ToolEnv`
@@ -28,18 +27,18 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError
+from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.installation import load
 from envkit.metrics import Fold
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import JSON, Info, Observation, Options, Reset, Step
+from envkit.types import JSON, Info, Options, Reset, Step
 
 from ..answer import code_block
 from ..tasks import TaskEnv, Verdict, in_fresh_sandbox
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
 from .screen import Screen
-from .stage import ScratchFolder, TerminalStage, how_to_build, run_setup
+from .stage import ScratchFolder, TerminalStage, how_to_build
 from .tasks import Healthcheck, TerminalTask
 from .verifier import VerifierError
 
@@ -68,8 +67,6 @@ class Terminal(TaskEnv):
         super().__init__(sandboxes=sandboxes, **arguments)
         self._screen = Screen()
         self._use(options_of(self._defaults).mode)
-        self._episode_s = math.inf
-        self._verdicts: list[Verdict] = []
 
     @classmethod
     def check_options(cls, options: Options) -> None:
@@ -104,7 +101,6 @@ class Terminal(TaskEnv):
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
-        self._verdicts = []
         start = await super().reset(seed=seed, options=options)
         task = self.task.task
         info: Info = {**start.info, "category": task.category, "level": _level(task), "folder": task.workdir}
@@ -113,77 +109,40 @@ class Terminal(TaskEnv):
     async def start(self, seed: int, options: Options) -> str:
         task = self.task.task
         self._screen.cwd = task.workdir or None
-        self._episode_s = self._limits.episode_timeout_s
+        limit_s = min(self._limits.episode_timeout_s, task.timeout_s or math.inf)
+        self._limits = replace(self._limits, episode_timeout_s=limit_s)
         if not task.is_portable:
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
             await _wait_until_healthy(self.sandbox, task, task.healthcheck)
-        await self._begin()
+        if task.workdir:
+            await self.sandbox.shell().run(f"cd -- {shlex.quote(task.workdir)}")
         return self.task.statement
 
     async def step(self, action: str) -> Step:
-        """Run the tool that the action calls; after the submission of a step, verify it and begin the next one."""
-        if self._mode == "script":
-            script, is_valid = code_block(action, _SHELLS)
-            step = await super().step(write_call("bash", command=script))
-            self.submitted, self._running = "", False
-            info: Info = {name: value for name, value in step.info.items() if not name.startswith("tool_call_")}
-            info["action_is_valid"] = is_valid
-            observation = msgspec.structs.replace(step.observation, role="user")
-            step = msgspec.structs.replace(step, observation=observation, terminated=True, truncated=False, info=info)
-        else:
-            step = await super().step(action)
-        task = self.task
-        if self.submitted is None or self.sandbox_ended is not None or task.at + 1 == task.stages:
-            return step
-        verdict = await self.verdict(is_last=False)
-        if verdict.reward < (task.step.min_reward or -math.inf):
-            return step
-        self.task = task.next()
-        try:
-            await self._begin()
-        except SandboxLostError:
-            raise
-        except SandboxError as error:  # the agent's earlier work prevents the next step
-            self.task = task
-            text = f"The step was submitted. The next one cannot begin: {error}"
-            return msgspec.structs.replace(step, observation=Observation(text, role=step.observation.role))
-        self.submitted, self._running = None, True
-        text = f"The step was submitted. The next one:\n\n{self.task.statement}"
-        return msgspec.structs.replace(
-            step, observation=Observation(text, role=step.observation.role), terminated=False
-        )
+        """Run the tool that the action calls, or in the mode ``"script"`` the script, which ends the episode."""
+        if self._mode != "script":
+            return await super().step(action)
+        script, is_valid = code_block(action, _SHELLS)
+        step = await super().step(write_call("bash", command=script))
+        self.submitted, self._running = "", False
+        info: Info = {name: value for name, value in step.info.items() if not name.startswith("tool_call_")}
+        info["action_is_valid"] = is_valid
+        observation = msgspec.structs.replace(step.observation, role="user")
+        return msgspec.structs.replace(step, observation=observation, terminated=True, truncated=False, info=info)
 
-    async def grade(self) -> float | None:
-        """Verify the last step that the agent worked on, and return the reward of the task.
-
-        Raises:
-            VerifierError: See `verdict`.
-        """
-        if len(self._verdicts) == self.task.at:
-            await self.verdict()
-        rewards = [one.reward for one in self._verdicts]
-        rewards += [0.0] * (self.task.stages - len(rewards))
-        return rewards[-1] if self.task.task.reward == "final" else sum(rewards) / len(rewards)
-
-    async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Verify a step, and remember the verdict."""
-        await self._screen.close()
-        self._verdicts.append(await super().verdict(is_last=is_last))
-        return self._verdicts[-1]
-
-    async def judged(self, *, is_last: bool = True) -> Verdict:
-        """Verify a step.
+    async def judged(self) -> Verdict:
+        """Verify the task.
 
         Raises:
             VerifierError: The tests wrote no valid reward, and do not write one without the agent's work either.
         """
+        await self._screen.close()
         try:
-            return await super().judged(is_last=is_last)
+            return await super().judged()
         except VerifierError as error:
             problem = str(error)
-            if is_last:
-                await self.close()
+            await self.close()
             return await in_fresh_sandbox(
                 self.sandboxes,
                 self.task.judge_spec,
@@ -211,19 +170,6 @@ class Terminal(TaskEnv):
         self._mode = mode
         metrics: Mapping[str, Fold] = {"action_is_valid": "mean"} if mode == "script" else ToolEnv.metrics
         self.metrics = metrics  # type: ignore[misc]  # those of the mode
-
-    async def _begin(self) -> None:
-        """Prepare the sandbox, a new shell and the time limit for a step."""
-        task, step = self.task.task, self.task.step
-        limit_s = self._used_s + (step.timeout_s or math.inf)
-        self._limits = replace(self._limits, episode_timeout_s=min(self._episode_s, limit_s))
-        if task.workdir:
-            await self.sandbox.shell().run(f"cd -- {shlex.quote(task.workdir)}")
-        if step.setup is not None:
-            await self.sandbox.upload(step.setup, "/tmp/setup.sh")
-            await run_setup(self.sandbox, task, "/tmp/setup.sh")
-        if step.healthcheck is not None:
-            await _wait_until_healthy(self.sandbox, task, step.healthcheck)
 
 
 def _level(task: TerminalTask) -> dict[str, JSON]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .tasks import TaskStep, TerminalTask
+from .tasks import TerminalTask
 
 BASE = "debian:bookworm-slim"
 """Base image of portable tasks."""
@@ -112,15 +112,15 @@ def image_of(task: TerminalTask) -> str:
     return task.image if build is None else build.tag
 
 
-def verifier_image_of(task: TerminalTask, step: TaskStep) -> str:
-    """Return the name of the image of a step's verifier: its own image, or that of the environment."""
-    build = _verifier_build(step)
-    return step.verifier.image or (image_of(task) if build is None else build.tag)
+def verifier_image_of(task: TerminalTask) -> str:
+    """Return the name of the image of a task's verifier: its own image, or that of the environment."""
+    build = _verifier_build(task)
+    return task.verifier.image or (image_of(task) if build is None else build.tag)
 
 
 def builds(task: TerminalTask) -> Iterator[Build]:
     """Yield how to build each image of a task that is not pulled from a registry."""
-    found = [build_of(task), *map(_verifier_build, task.steps)]
+    found = [build_of(task), _verifier_build(task)]
     yield from {build.tag: build for build in found if build is not None}.values()
 
 
@@ -134,9 +134,9 @@ def build_of(task: TerminalTask) -> Build | None:
     return _folder_build(task.environment, task.folder.resolve().name)
 
 
-def _verifier_build(step: TaskStep) -> Build | None:
-    file = step.verifier.dockerfile
-    return None if file is None or step.verifier.image else _folder_build(file.parent, "verifier")
+def _verifier_build(task: TerminalTask) -> Build | None:
+    file = task.verifier.dockerfile
+    return None if file is None or task.verifier.image else _folder_build(file.parent, "verifier")
 
 
 def _folder_build(context: Path, name: str) -> Build:

@@ -5,7 +5,7 @@ A task is a folder in the format of Harbor; `envkit.environments.terminal.format
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -62,7 +62,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verifier:
-    """How the result of a step is verified.
+    """How the result of a task is verified.
 
     Attributes:
         tests: Folder with the tests, whose ``test.sh`` writes the reward.
@@ -87,40 +87,16 @@ class Verifier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskStep:
-    """A part of a task, with its own instruction and verifier. Most tasks have one step.
-
-    Attributes:
-        name: Name of the step; empty if the task has one step only.
-        instruction: What the agent is asked.
-        verifier: How the result is verified.
-        solution: Folder with ``solve.sh``, which solves the step; None if unknown.
-        setup: Script of this machine that runs in the sandbox before the step; None for none.
-        timeout_s: Maximum seconds of the agent's tool calls; None for the limit of the environment.
-        min_reward: The next step begins only if this one has earned at least this reward; None for no condition.
-        artifacts: What a verifier in its own sandbox sees, in addition to the artifacts of the task.
-        healthcheck: Must succeed before the step; None for none.
-    """
-
-    name: str = ""
-    instruction: str
-    verifier: Verifier
-    solution: Path | None = None
-    setup: Path | None = None
-    timeout_s: float | None = None
-    min_reward: float | None = None
-    artifacts: tuple[Artifact, ...] = ()
-    healthcheck: Healthcheck | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalTask:
     """A task.
 
     Attributes:
         name: Name of the task, such as ``org/name``.
         folder: Folder of the task.
-        steps: The steps, at least one.
+        instruction: What the agent is asked.
+        verifier: How the result is verified.
+        solution: Folder with ``solve.sh``, which solves the task; None if unknown.
+        timeout_s: Maximum seconds of the agent's tool calls; None for the limit of the environment.
         environment: Folder with the files of the environment and, unless `image` is set, its Dockerfile.
         image: Name of the environment's Docker image; empty to build one from the Dockerfile.
         is_portable: Whether the environment consists of the files of `environment`, `setup` and `programs`, so that
@@ -139,11 +115,9 @@ class TerminalTask:
         disk_mib: Disk limit in MiB; None for the default.
         pids: Limit on processes; None for the default.
         network: Network that the task asks for: ``"none"``, ``"open"`` or a tuple of hosts.
-        healthcheck: Must succeed before the first step; None for none.
+        healthcheck: Must succeed before the agent starts; None for none.
         solution_env: Environment variables of the solution.
-        artifacts: What verifiers in their own sandboxes see.
-        reward: Reward of the episode: the mean over all steps, where steps that were not reached count 0, or the
-            reward of the last step.
+        artifacts: What a verifier in its own sandbox sees.
         difficulty: Difficulty, as the task declares it; empty if unknown.
         category: Category, as the task declares it; empty if unknown.
         cheats: Scripts by name that try to earn a reward without solving the task.
@@ -152,7 +126,10 @@ class TerminalTask:
 
     name: str
     folder: Path
-    steps: Sequence[TaskStep]
+    instruction: str
+    verifier: Verifier
+    solution: Path | None = None
+    timeout_s: float | None = None
     environment: Path
     image: str = ""
     is_portable: bool = False
@@ -171,7 +148,6 @@ class TerminalTask:
     healthcheck: Healthcheck | None = None
     solution_env: Mapping[str, str] = field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
-    reward: Literal["mean", "final"] = "mean"
     difficulty: str = ""
     category: str = ""
     cheats: Mapping[str, Path] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Verify the result of a step: run its tests, in a sandbox of their own or in that of the agent, and read the reward.
+"""Verify the result of a task: run its tests, in a sandbox of their own or in that of the agent, and read the reward.
 
 The agent's processes are ended first. A sandbox of the tests' own sees only the artifacts, which are unpacked with the
 rights of the agent's user. The tests run as root where the sandbox has root, in a folder that only root can enter, so
@@ -20,7 +20,7 @@ from envkit.types import GRADER_HOME, SandboxUser
 from ..tasks import Verdict
 from ..tools.limits import cut_middle
 from .formats import RewardFileError, read_reward
-from .tasks import WORK, TaskStep, TerminalTask
+from .tasks import WORK, TerminalTask
 
 _MAX_REWARD = 1 << 16
 _MAX_LOG = 4000
@@ -50,14 +50,14 @@ async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
     await sandbox.shell().close()
 
 
-async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Verdict:
-    """Run the tests of a step in a sandbox, in which the agent's processes have ended.
+async def run_tests(sandbox: Sandbox, task: TerminalTask) -> Verdict:
+    """Run the tests of a task in a sandbox, in which the agent's processes have ended.
 
     Raises:
         VerifierError: The tests wrote no valid reward.
     """
-    verifier = step.verifier
-    user = await _prepare(sandbox, task, await clock.to_thread(pack_tests, step))
+    verifier = task.verifier
+    user = await _prepare(sandbox, task, await clock.to_thread(pack_tests, verifier.tests))
     folder, logs = places(task)
     env = {**verifier.env, "ENVKIT_LOGS": logs} if task.is_portable else dict(verifier.env)
     cwd = "/" if task.is_portable or not task.workdir else task.workdir
@@ -82,8 +82,8 @@ async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Ver
     except RewardFileError as error:
         if result.is_out_of_memory:
             return Verdict(reward=0.0, log=f"{log}\nthe tests were ended, because the memory is full")
-        name = f"{task.name}{f' ({step.name})' if step.name else ''}"
-        raise VerifierError(f"{name}: {error}; the tests ended with exit code {result.exit_code}: {log}") from None
+        problem = f"{error}; the tests ended with exit code {result.exit_code}: {log}"
+        raise VerifierError(f"{task.name}: {problem}") from None
 
 
 def places(task: TerminalTask) -> tuple[str, str]:
@@ -113,9 +113,8 @@ async def _prepare(sandbox: Sandbox, task: TerminalTask, archive: bytes) -> Sand
     return user
 
 
-def pack_tests(step: TaskStep) -> bytes:
-    """Return the tests of a step as a tar archive, with the harness if they have a check and no harness."""
-    tests = step.verifier.tests
+def pack_tests(tests: Path) -> bytes:
+    """Return a folder of tests as a tar archive, with the harness if they have a check and no harness."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for path in sorted(tests.iterdir()):

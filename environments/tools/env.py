@@ -79,7 +79,6 @@ class ToolEnv(AsyncEnv):
         data: Folders of the environment's data by name; see `EnvSpec.data`.
         grade_limit_s: Maximum seconds of the programs of the grader by its own limits, for the deadline of those who
             wait for it; None if there is no such limit. It is read after `start`.
-        extra_step_s: Seconds that a step may take beyond its tool call.
         submitted: Result of the tool ``submit``; None before it was called.
         sandbox_ended: Why the agent ended its sandbox; None if it did not.
 
@@ -103,7 +102,6 @@ class ToolEnv(AsyncEnv):
     }
 
     grade_limit_s: float | None = None
-    extra_step_s: float = 0.0
     submitted: str | None = None
     sandbox_ended: Cause | None = None
 
@@ -182,9 +180,9 @@ class ToolEnv(AsyncEnv):
             system=self.system,
             tools=self._schemas,
             is_graded=is_graded,
-            step_limit_s=self._limits.command_timeout_s + _GRACE_S + self.extra_step_s,
+            step_limit_s=self._limits.command_timeout_s + _GRACE_S,
             grade_limit_s=self.grade_limit_s,
-            episode_limit_s=self._limits.episode_timeout_s + self._limits.max_turns * self.extra_step_s,
+            episode_limit_s=self._limits.episode_timeout_s,
         )
 
     async def step(self, action: str) -> Step:

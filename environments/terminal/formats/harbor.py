@@ -6,7 +6,7 @@ envkit's own keys are in the table ``[metadata.envkit]``, and a folder ``cheats`
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 
 import yaml
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from envkit.errors import ConfigError
 
 from ..images import ignored, last_stage, workdir_of
-from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TaskStep, TerminalTask, Verifier
+from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TerminalTask, Verifier
 from . import schema
 from .files import read_text, require_usable
 from .writing import write_task
@@ -47,7 +47,7 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     found = schema.read_file(file)
     own, settings = found.metadata.envkit or schema.EnvkitTable(), found.environment
     is_own = found.metadata.envkit is not None
-    if is_own and found.verifier.mode is None:
+    if is_own and found.verifier.environment_mode is None:
         found = replace(found, verifier=replace(found.verifier, environment_mode="separate"))
     notes: list[str] = []
     cheats = {path.stem: path for path in sorted((folder / "cheats").glob("*.sh"))}
@@ -70,14 +70,16 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
             workdir = workdir or workdir_of(environment / "Dockerfile")
             notes.extend(ignored(last_stage(environment / "Dockerfile")))
         _note_users(found, profile, notes)
-    steps = tuple(_steps(folder, file, found, network, variables, notes))
-    is_separate = any(step.verifier.is_separate for step in steps)
-    if is_separate and not is_own and _PUBLISHED not in {artifact.source for artifact in artifacts}:
+    verifier = _verifier(folder, file, found.verifier, network, variables, notes)
+    if verifier.is_separate and not is_own and _PUBLISHED not in {artifact.source for artifact in artifacts}:
         artifacts = (Artifact(source=_PUBLISHED), *artifacts)
     return TerminalTask(
         name=found.task.name if found.task else folder.resolve().name,
         folder=folder,
-        steps=steps,
+        instruction=_instruction(folder),
+        verifier=verifier,
+        solution=folder / "solution" if (folder / "solution" / "solve.sh").is_file() else None,
+        timeout_s=found.agent.timeout_sec,
         environment=environment,
         image=schema.image_name(f"{file}: environment.docker_image", settings.docker_image),
         is_portable=own.portable,
@@ -96,7 +98,6 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         healthcheck=_healthcheck(settings.healthcheck),
         solution_env=schema.resolved(f"{file}: solution.env", found.solution.env, variables),
         artifacts=artifacts,
-        reward=found.multi_step_reward_strategy,
         difficulty=str(found.metadata.difficulty),
         category=str(found.metadata.category),
         cheats=cheats,
@@ -104,108 +105,55 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     )
 
 
-def _steps(
-    folder: Path,
-    file: Path,
-    found: schema.TaskFile,
-    network: str | tuple[str, ...],
-    variables: Collection[str],
-    notes: list[str],
-) -> Iterator[TaskStep]:
-    if not found.steps:
-        yield TaskStep(
-            instruction=_instruction(folder),
-            verifier=_verifier(folder, file, "verifier", found.verifier, None, network, variables, notes),
-            solution=_solution(folder),
-            timeout_s=found.agent.timeout_sec,
-        )
-        return
-    if len({step.name for step in found.steps}) < len(found.steps):
-        raise ConfigError([f"{file}: steps: names must be different"])
-    for step in found.steps:
-        place = f"steps.{step.name}"
-        if not step.name or step.name in (".", "..") or "/" in step.name:
-            raise ConfigError([f"{file}: steps.name: must be the name of a folder in steps, got {step.name!r}"])
-        part = folder / "steps" / step.name
-        if step.agent.network_mode is not None and step.agent.network(network) != network:
-            notes.append(f"{place}.agent.network_mode: all steps have the network of the environment")
-        yield TaskStep(
-            name=step.name,
-            instruction=_instruction(part),
-            verifier=_verifier(
-                folder, file, place + ".verifier", step.verifier, (part, found.verifier), network, variables, notes
-            ),
-            solution=_solution(part),
-            setup=_setup(part, place, notes),
-            timeout_s=step.agent.timeout_sec or found.agent.timeout_sec,
-            min_reward=_min_reward(file, place, step.min_reward),
-            artifacts=_artifacts(f"{file}: {place}.artifacts", step.artifacts),
-            healthcheck=_healthcheck(step.healthcheck),
-        )
-
-
 def _verifier(
     folder: Path,
     file: Path,
-    key: str,
     table: schema.VerifierTable,
-    step: tuple[Path, schema.VerifierTable] | None,
     network: str | tuple[str, ...],
     variables: Collection[str],
     notes: list[str],
 ) -> Verifier:
-    """Return the verifier of a table. Keys that a step's table lacks come from the table of the task.
-
-    The tests of a step are in its own folder, or else in that of the task.
-    """
-    tests, mode, environment, collect = folder / "tests", table.mode, table.environment, table.collect
-    env = table.env
-    if step is not None:
-        part, shared = step
-        mode, environment = mode or shared.mode, environment or shared.environment
-        env, collect = {**shared.env, **env}, (*shared.collect, *collect)
-        if (part / "tests" / "test.sh").is_file():
-            if tests.is_dir():
-                notes.append(f"{key}: of the folders tests and {part.name}/tests, only the second one is used")
-            tests = part / "tests"
+    tests, environment, env = folder / "tests", table.environment, table.env
     if not (tests / "test.sh").is_file():
-        raise ConfigError([f"{file}: {key}: {tests / 'test.sh'} is missing"])
+        raise ConfigError([f"{file}: verifier: {tests / 'test.sh'} is missing"])
     with (tests / "test.sh").open("rb") as opened:
         if b"\r\n" in opened.read(4096):
-            notes.append(f"{key}: {tests.name}/test.sh has CR LF line ends, with which shells fail")
-    if table.environment_mode == "shared" and table.environment is not None:
-        raise ConfigError([f'{file}: {key}.environment: needs environment_mode = "separate"'])
+            notes.append("verifier: tests/test.sh has CR LF line ends, with which shells fail")
+    if table.environment_mode == "shared" and environment is not None:
+        raise ConfigError([f'{file}: verifier.environment: needs environment_mode = "separate"'])
     if table.network(network) not in (network, "none"):
-        notes.append(f"{key}.network_mode: the tests have the network of the environment")
-    is_separate = mode == "separate"
+        notes.append("verifier.network_mode: the tests have the network of the environment")
+    is_separate = (table.environment_mode or (environment and "separate")) == "separate"
     image, dockerfile = "", None
     if is_separate:
         image = environment.docker_image if environment else ""
-        image = schema.image_name(f"{file}: {key}.environment.docker_image", image)
+        image = schema.image_name(f"{file}: verifier.environment.docker_image", image)
         if not image and (tests / "Dockerfile").is_file():
             dockerfile = tests / "Dockerfile"
         if environment:
-            _require_linux(file, f"{key}.environment", environment)
+            _require_linux(file, "verifier.environment", environment)
             env = {**environment.env, **env}
             rest = [name for name in ("cpus", "memory_mb", "storage_mb", "healthcheck") if getattr(environment, name)]
             if rest:
-                notes.append(f"{key}.environment: {', '.join(rest)}: the verifier has the limits of the environment")
-    for one in collect:
-        _require_main(f"{file}: {key}.collect.service", one.service)
+                notes.append(f"verifier.environment: {', '.join(rest)}: the verifier has the limits of the environment")
+    for one in table.collect:
+        _require_main(f"{file}: verifier.collect.service", one.service)
     return Verifier(
         tests=tests,
         timeout_s=table.timeout_sec,
-        env=schema.resolved(f"{file}: {key}.env", env, variables),
+        env=schema.resolved(f"{file}: verifier.env", env, variables),
         is_separate=is_separate,
         dockerfile=dockerfile,
         image=image,
-        collect=tuple(Collect(command=one.command, timeout_s=one.timeout_sec) for one in collect),
+        collect=tuple(Collect(command=one.command, timeout_s=one.timeout_sec) for one in table.collect),
     )
 
 
 def _require_playable(file: Path, found: schema.TaskFile, environment: Path, notes: list[str]) -> None:
     """Raise an error if envkit cannot play the task; add a note for what it ignores."""
     settings = found.environment
+    if found.steps:
+        raise ConfigError([f"{file}: steps: envkit plays tasks of one step; this one has {len(found.steps)}"])
     _require_linux(file, "environment", settings)
     for key in ("gpus", "gpu_types", "tpu"):
         if getattr(settings, key):
@@ -257,10 +205,9 @@ def _require_main(place: str, service: str | None) -> None:
 
 def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> None:
     runs_as = "root" if profile == "system" else "the user agent"
-    users = {"agent.user": found.agent.user, **{f"steps.{one.name}.agent.user": one.agent.user for one in found.steps}}
-    for key, user in users.items():
-        if user is not None and (user in ("root", 0)) != (profile == "system"):
-            notes.append(f"{key}: {user}: programs of the agent run as {runs_as}")
+    user = found.agent.user
+    if user is not None and (user in ("root", 0)) != (profile == "system"):
+        notes.append(f"agent.user: {user}: programs of the agent run as {runs_as}")
     if found.verifier.user not in (None, "root", 0):
         notes.append(f"verifier.user: {found.verifier.user}: tests run as root")
 
@@ -283,27 +230,6 @@ def _instruction(folder: Path) -> str:
         start += 1
     text = "".join(lines[start:])
     return text.lstrip("\n") if start else text
-
-
-def _solution(folder: Path) -> Path | None:
-    return folder / "solution" if (folder / "solution" / "solve.sh").is_file() else None
-
-
-def _setup(part: Path, place: str, notes: list[str]) -> Path | None:
-    work = part / "workdir"
-    if not work.is_dir():
-        return None
-    if any(path.name != "setup.sh" for path in work.iterdir()):
-        notes.append(f"{place}: of the folder workdir, only setup.sh is used")
-    return work / "setup.sh" if (work / "setup.sh").is_file() else None
-
-
-def _min_reward(file: Path, place: str, value: float | dict[str, float] | None) -> float | None:
-    if not isinstance(value, dict):
-        return value
-    if value.keys() != {"reward"}:
-        raise ConfigError([f"{file}: {place}.min_reward: envkit has one reward; give a number"])
-    return value["reward"]
 
 
 def _artifacts(place: str, entries: Sequence[str | schema.ArtifactTable]) -> tuple[Artifact, ...]:

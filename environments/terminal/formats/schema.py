@@ -86,11 +86,6 @@ class VerifierTable(NetworkTable, frozen=True, kw_only=True):
     environment: EnvironmentTable | None = None
     collect: tuple[CollectTable, ...] = ()
 
-    @property
-    def mode(self) -> Literal["shared", "separate"] | None:
-        """The mode that the table asks for; None if it does not say."""
-        return self.environment_mode or (None if self.environment is None else "separate")
-
 
 class AgentTable(NetworkTable, frozen=True, kw_only=True):
     timeout_sec: Timeout | None = None
@@ -102,15 +97,6 @@ class ArtifactTable(msgspec.Struct, frozen=True, kw_only=True):
     destination: str | None = None
     exclude: tuple[str, ...] = ()
     service: str | None = None
-
-
-class StepTable(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    agent: AgentTable = AgentTable()
-    verifier: VerifierTable = VerifierTable()
-    min_reward: float | dict[str, float] | None = None
-    healthcheck: HealthcheckTable | None = None
-    artifacts: tuple[str | ArtifactTable, ...] = ()
 
 
 class SolutionTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,8 +136,7 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     environment: EnvironmentTable = EnvironmentTable()
     solution: SolutionTable = SolutionTable()
     artifacts: tuple[str | ArtifactTable, ...] = ()
-    steps: tuple[StepTable, ...] = ()
-    multi_step_reward_strategy: Literal["mean", "final"] = "mean"
+    steps: tuple[Any, ...] = ()
 
 
 # msgspec prepares a type at its first use; if two threads do that at once, the process crashes. So prepare it now.

@@ -23,7 +23,7 @@ from envkit.errors import ConfigError, UsageError
 from envkit.runs.owners import owner_name
 
 from ..images import ignored, last_stage, workdir_of
-from ..tasks import TaskStep, TerminalTask, Verifier
+from ..tasks import TerminalTask, Verifier
 from .files import read_text, require_usable
 from .harbor import compose_notes, read_task
 from .schema import Timeout
@@ -148,22 +148,16 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
         shutil.copytree(folder / "tests", tests, symlinks=True)
     tests.mkdir(exist_ok=True)
     shutil.copyfile(folder / "run-tests.sh", tests / "test.sh")
-    step = TaskStep(
-        instruction=found.instruction,
-        verifier=Verifier(
-            tests=tests,
-            timeout_s=found.max_test_timeout_sec,
-            env={"TEST_DIR": TESTS},
-            is_separate=False,
-            reads="pytest",
-        ),
-        solution=_solution(folder, copies / "solution"),
-        timeout_s=found.max_agent_timeout_sec,
+    verifier = Verifier(
+        tests=tests, timeout_s=found.max_test_timeout_sec, env={"TEST_DIR": TESTS}, is_separate=False, reads="pytest"
     )
     return TerminalTask(
         name=folder.resolve().name,
         folder=folder,
-        steps=(step,),
+        instruction=found.instruction,
+        verifier=verifier,
+        solution=_solution(folder, copies / "solution"),
+        timeout_s=found.max_agent_timeout_sec,
         environment=folder,
         workdir=workdir_of(folder / "Dockerfile"),
         workdir_of_image=True,

@@ -73,7 +73,6 @@ def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: py
         env = {FAST = "1"}
     """
     task = read_task(harbor(tmp_path, toml, {"cheats/early.sh": "true\n"}), ["ENVKIT_TEST_TOKEN"])
-    (step,) = task.steps
 
     assert (task.name, task.difficulty, task.category, task.profile) == ("org/one", "hard", "files", "system")
     assert (task.cpus, task.memory_mib, task.disk_mib, task.network) == (2, 2048, 4096, ("pypi.org",))
@@ -85,14 +84,14 @@ def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: py
         Artifact(source="/srv", exclude=("*.log",)),
     )
     assert task.cheats == {"early": tmp_path / "cheats" / "early.sh"}
-    assert (step.instruction, step.timeout_s, step.solution) == ("Do it.\n", 100, tmp_path / "solution")
-    assert (step.verifier.tests, step.verifier.timeout_s, step.verifier.env) == (
+    assert (task.instruction, task.timeout_s, task.solution) == ("Do it.\n", 100, tmp_path / "solution")
+    assert (task.verifier.tests, task.verifier.timeout_s, task.verifier.env) == (
         tmp_path / "tests",
         20.5,
         {"TOKEN": "abc"},
     )
-    assert step.verifier.is_separate
-    assert step.verifier.collect == (Collect(command="dump"),)
+    assert task.verifier.is_separate
+    assert task.verifier.collect == (Collect(command="dump"),)
     assert task.notes == ()
 
 
@@ -101,8 +100,8 @@ def test_an_empty_file_has_the_defaults_of_harbor(tmp_path: Path) -> None:
 
     assert (task.name, task.network, task.workdir, task.cpus) == ("name", "open", "/", None)
     assert not task.is_portable
-    assert not task.steps[0].verifier.is_separate
-    assert task.steps[0].verifier.timeout_s == 600
+    assert not task.verifier.is_separate
+    assert task.verifier.timeout_s == 600
     assert task.artifacts == ()
 
 
@@ -152,48 +151,9 @@ def test_older_keys_mean_the_same(tmp_path: Path) -> None:
     assert (task.memory_mib, task.disk_mib, task.network) == (2048, 512, "none")
 
 
-def test_steps_have_their_own_tests_and_inherit_the_rest(tmp_path: Path) -> None:
-    toml = """
-        multi_step_reward_strategy = "final"
-        [agent]
-        timeout_sec = 50
-        [verifier]
-        environment_mode = "separate"
-        env = {A = "1", B = "1"}
-        [[steps]]
-        name = "first"
-        min_reward = 0.5
-        artifacts = ["/data"]
-        [steps.verifier]
-        env = {B = "2"}
-        environment_mode = "shared"
-        [[steps]]
-        name = "second"
-        min_reward = {reward = 1.0}
-        [steps.agent]
-        timeout_sec = 5
-        [steps.healthcheck]
-        command = "up"
-    """
-    files = {f"steps/{name}/instruction.md": f"{name}\n" for name in ("first", "second")}
-    own = {"steps/first/tests/test.sh": "", "steps/first/workdir/setup.sh": "", "steps/second/solution/solve.sh": ""}
-    task = read_task(harbor(tmp_path, toml, {**files, **own}))
-    first, second = task.steps
-
-    assert (task.reward, first.name, first.instruction, second.instruction) == ("final", "first", "first\n", "second\n")
-    assert first.verifier.tests == tmp_path / "steps/first/tests"
-    assert second.verifier.tests == tmp_path / "tests"
-    assert (first.verifier.env, first.verifier.is_separate) == ({"A": "1", "B": "2"}, False)
-    assert (second.verifier.env, second.verifier.is_separate) == ({"A": "1", "B": "1"}, True)
-    assert (first.timeout_s, second.timeout_s, first.min_reward, second.min_reward) == (50, 5, 0.5, 1)
-    assert (first.setup, second.setup) == (tmp_path / "steps/first/workdir/setup.sh", None)
-    assert (first.solution, second.solution) == (None, tmp_path / "steps/second/solution")
-    assert (first.artifacts, second.healthcheck) == ((Artifact(source="/data"),), Healthcheck(command="up"))
-
-
 def test_marks_at_the_top_of_an_instruction_are_not_shown(tmp_path: Path) -> None:
     text = "<!-- data CANARY GUID 1 -->\n# canary 2\n\n# Title\ncanary\n"
-    assert read_task(harbor(tmp_path, "", {"instruction.md": text})).steps[0].instruction == "# Title\ncanary\n"
+    assert read_task(harbor(tmp_path, "", {"instruction.md": text})).instruction == "# Title\ncanary\n"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +197,7 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
         ('artifacts = ["out"]\n', "artifacts: must be an absolute path without .., got 'out'"),
         ('artifacts = [{source = "/x", service = "db"}]\n', "artifacts: envkit plays tasks with one container"),
         ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n', "verifier.environment: needs"),
-        ('[[steps]]\nname = "../x"\n', "steps.name: must be the name of a folder in steps, got '../x'"),
+        ('[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', "steps: envkit plays tasks of one step; this one has 2"),
         ('[metadata.envkit]\nportable = true\nprofile = "system"\n', "metadata.envkit.portable: needs"),
         (
             '[metadata.envkit]\nportable = true\nsetup = "setup.sh"\n',
@@ -285,7 +245,7 @@ def test_variables_of_this_process_are_only_those_that_the_user_names(
 
 @pytest.mark.parametrize(
     "path",
-    ["task.toml", "environment", "tests/more.sh", "steps/one"],
+    ["task.toml", "environment", "tests/more.sh"],
 )
 def test_a_link_out_of_the_folder_is_not_followed(path: str, tmp_path: Path) -> None:
     folder, outside = harbor(tmp_path / "task"), harbor(tmp_path / "outside")
@@ -305,7 +265,7 @@ def test_links_in_the_material_and_within_the_folder_are_allowed(tmp_path: Path)
     (folder / "tests/data").symlink_to("/srv/data")
     (folder / "instruction.md").rename(folder / "README.md")
     (folder / "instruction.md").symlink_to("README.md")
-    assert read_task(folder).steps[0].instruction == "Do it.\n"
+    assert read_task(folder).instruction == "Do it.\n"
 
 
 @pytest.mark.parametrize("path", ["instruction.md", "tests/pipe"])
@@ -331,16 +291,15 @@ def test_the_recursion_of_yaml_is_an_error_of_the_file(tmp_path: Path) -> None:
 
 def test_a_written_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     task = read_task(portable(tmp_path / "task"))
-    (step,) = task.steps
 
     assert (task.name, task.difficulty, task.category, task.profile) == ("envkit/sum", "easy", "text", "strict")
     assert (task.is_portable, task.setup, task.programs, task.packages) == (True, "setup.sh", ("awk",), ("gawk",))
     assert (task.workdir, task.network, task.artifacts) == ("/workspace", "none", ())
     assert task.healthcheck is not None
     assert task.healthcheck.retries == 1
-    assert step.instruction == "Add the numbers in numbers.txt and write the sum to sum.txt.\n"
-    assert (step.verifier.is_separate, step.verifier.timeout_s) == (True, 30)
-    assert (step.verifier.tests / "data/one.bin").read_bytes() == b"\0\xff"
+    assert task.instruction == "Add the numbers in numbers.txt and write the sum to sum.txt.\n"
+    assert (task.verifier.is_separate, task.verifier.timeout_s) == (True, 30)
+    assert (task.verifier.tests / "data/one.bin").read_bytes() == b"\0\xff"
     assert list(task.cheats) == ["empty"]
     assert task.notes == ()
 
@@ -377,7 +336,7 @@ def test_a_task_of_envkit_is_verified_in_a_sandbox_of_its_own_unless_it_says_oth
     silent = read_task(harbor(tmp_path / "a", own))
     shared = read_task(harbor(tmp_path / "b", f'{own}[verifier]\nenvironment_mode = "shared"\n'))
 
-    assert [task.steps[0].verifier.is_separate for task in (silent, shared)] == [True, False]
+    assert [task.verifier.is_separate for task in (silent, shared)] == [True, False]
     assert silent.artifacts == ()
 
 
