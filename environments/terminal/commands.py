@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 
@@ -22,28 +22,16 @@ from .formats.writing import add_harness
 from .options import OWN_TASKS, TerminalOptions
 from .tasks import TIMEOUT_S, TerminalTask
 
-
-class FoundImage(Protocol):
-    """Settings of an image of this machine."""
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def entrypoint(self) -> Sequence[str]: ...
-
-
 _Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Names of tasks; by default all.")]
 
 
-async def ls(
+def ls(
     folder: Annotated[
         Path | None,
         typer.Argument(
             exists=True, file_okay=False, metavar="[DIR]", help="Task, or folder of tasks; by default those of envkit."
         ),
     ] = None,
-    *,
-    find_image: Callable[[str], Awaitable[FoundImage | None]],
 ) -> CommandResult:
     """List tasks, and the families of generated ones. For your own folder, of Harbor or Terminal-Bench 1, also print
     what envkit does not support. Exit with 1 if a task cannot be read.
@@ -58,12 +46,7 @@ async def ls(
             lines += [f"{one.name}: cannot be read: {problem}" for problem in error.problems]
             continue
         rows.append((one.name, task.difficulty or "-", task.profile, " ".join(task.programs) or "-"))
-        image = None if task.is_portable else await find_image(images.image_of(task))
-        stage = (
-            images.Stage() if image is None else images.Stage(user=image.user, has_entrypoint=bool(image.entrypoint))
-        )
-        notes = dict.fromkeys([*task.notes, *images.ignored(stage)])
-        lines += [f"{one.name}: {note}" for note in notes]
+        lines += [f"{one.name}: {note}" for note in task.notes]
     parts: list[str | Table] = [[("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), *rows], *lines]
     if folder is None:
         families = [(one.name, "yes" if one.name in HELD_OUT else "no", one.summary) for one in FAMILIES.values()]

@@ -157,11 +157,11 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         return Verdict(reward=0.0, log=f"{error}\nThe tests write a reward if the agent has done nothing.")
 
     async def located(self, sandbox: Sandbox) -> TerminalStage:
-        """Return this stage, with the image's working directory if the image decides about it."""
-        if not self.task.workdir_of_image:
+        """Return this task, with the image's working directory if the image decides about it."""
+        if self.task.workdir:
             return self
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
-        task = replace(self.task, workdir=shown.stdout.strip() or self.task.workdir)
+        task = replace(self.task, workdir=shown.stdout.strip())
         return TerminalStage(task, self.options, self.scratch)
 
 

@@ -106,9 +106,7 @@ class TerminalTask:
         programs: Programs that a portable task needs besides ``sh``, ``bash``, ``python3`` and the coreutils.
         packages: Debian packages that the image of a portable task has besides Python.
         profile: Profile of the sandboxes. In ``"system"``, all programs of the agent and of the verifier run as root.
-        workdir: Working directory of the agent and of the tests; empty if unknown.
-        workdir_of_image: Whether the working directory is that of the image. `workdir` is then read from the
-            Dockerfile, and may differ.
+        workdir: Working directory of the agent and of the tests; empty for that of the image.
         env: Environment variables of the sandbox.
         cpus: CPU limit; None for the default.
         memory_mib: Memory limit in MiB; None for the default.
@@ -138,7 +136,6 @@ class TerminalTask:
     packages: tuple[str, ...] = ()
     profile: Profile = "system"
     workdir: str = ""
-    workdir_of_image: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     cpus: float | None = None
     memory_mib: int | None = None

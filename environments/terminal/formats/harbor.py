@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from envkit.errors import ConfigError
 
-from ..images import ignored, last_stage, workdir_of
+from ..images import ignored
 from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TerminalTask, Verifier
 from . import schema
 from .files import read_text, require_usable
@@ -67,8 +67,7 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     else:
         workdir = settings.workdir
         if not settings.docker_image:
-            workdir = workdir or workdir_of(environment / "Dockerfile")
-            notes.extend(ignored(last_stage(environment / "Dockerfile")))
+            notes.extend(ignored(environment / "Dockerfile"))
         _note_users(found, profile, notes)
     verifier = _verifier(folder, file, found.verifier, network, variables, notes)
     if verifier.is_separate and not is_own and _PUBLISHED not in {artifact.source for artifact in artifacts}:
@@ -88,7 +87,6 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         packages=own.packages,
         profile=profile,
         workdir=workdir,
-        workdir_of_image=not settings.workdir and not own.portable,
         env=schema.resolved(f"{file}: environment.env", settings.env, variables),
         cpus=settings.cpus,
         memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),

@@ -22,7 +22,7 @@ import yaml
 from envkit.errors import ConfigError, UsageError
 from envkit.runs.owners import owner_name
 
-from ..images import ignored, last_stage, workdir_of
+from ..images import ignored
 from ..tasks import TerminalTask, Verifier
 from .files import read_text, require_usable
 from .harbor import compose_notes, read_task
@@ -139,7 +139,7 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
     compose = folder / "docker-compose.yaml"
     notes = compose_notes(compose) if compose.is_file() else []
     notes = [note for note in notes if not note.endswith((": environment: is ignored", ": volumes: is ignored"))]
-    notes.extend(ignored(last_stage(folder / "Dockerfile")))
+    notes.extend(ignored(folder / "Dockerfile"))
     if found.run_tests_in_same_shell:
         notes.append("run_tests_in_same_shell: the tests have a shell of their own")
     copies = Path(tempfile.mkdtemp(dir=_copies()))
@@ -159,8 +159,6 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
         solution=_solution(folder, copies / "solution"),
         timeout_s=found.max_agent_timeout_sec,
         environment=folder,
-        workdir=workdir_of(folder / "Dockerfile"),
-        workdir_of_image=True,
         network="open",
         difficulty=found.difficulty,
         category=found.category,

@@ -98,7 +98,7 @@ def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: py
 def test_an_empty_file_has_the_defaults_of_harbor(tmp_path: Path) -> None:
     task = read_task(harbor(tmp_path / "name"))
 
-    assert (task.name, task.network, task.workdir, task.cpus) == ("name", "open", "/", None)
+    assert (task.name, task.network, task.workdir, task.cpus) == ("name", "open", "", None)
     assert not task.is_portable
     assert not task.verifier.is_separate
     assert task.verifier.timeout_s == 600
@@ -106,32 +106,12 @@ def test_an_empty_file_has_the_defaults_of_harbor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dockerfile", "workdir"),
-    [
-        ("FROM debian\nWORKDIR /app\n", "/app"),
-        ("FROM a AS b\nWORKDIR /app\nFROM debian\nRUN x\n", "/"),
-        ("FROM debian\nWORKDIR /app\nworkdir src/\n", "/app/src"),
-        ("FROM debian\nENV A=/srv B=x\nENV A=/y C=$A/app\nWORKDIR $C/${B}\n", "/srv/app/x"),
-        ("FROM debian\nENV APP /srv\nWORKDIR\t${APP:-/x}\n", "/srv"),
-        ("ARG D=/srv\nFROM debian\nARG D\nARG E=x\nWORKDIR $D/${E}/${F:-y}\n", "/srv/x/y"),
-        ("FROM debian AS base\nENV D=/a\nWORKDIR $D\nFROM other\nWORKDIR /o\nFROM --platform=x Base\n", "/a"),
-        ("FROM debian\nRUN a \\\n  # comment\nWORKDIR /x\n# WORKDIR /y\nENV A='\n", "/"),
-    ],
-)
-def test_programs_start_where_the_dockerfile_says(dockerfile: str, workdir: str, tmp_path: Path) -> None:
-    task = read_task(harbor(tmp_path, files={"environment/Dockerfile": dockerfile}))
-    assert (task.workdir, task.workdir_of_image) == (workdir, True)
-    toml = '[environment]\nworkdir = "/srv"\n'
-    task = read_task(harbor(tmp_path, toml, {"environment/Dockerfile": dockerfile}))
-    assert (task.workdir, task.workdir_of_image) == ("/srv", False)
-
-
-@pytest.mark.parametrize(
     ("lines", "notes"),
     [
         ('ENTRYPOINT ["sh", "/start.sh"]\nCMD ["x"]\n', ["ENTRYPOINT of the image: is not run"]),
-        ("ARG WHO=joe\nUSER $WHO:staff\n", ["USER of the image: joe:staff: programs run as root"]),
+        ("USER joe:staff\n", ["USER of the image: joe:staff: programs run as root"]),
         ("ENTRYPOINT x\nUSER joe\nUSER root\nENTRYPOINT []\n", []),
+        ("USER joe\nFROM other\n", []),
     ],
 )
 def test_settings_of_the_image_that_are_not_supported_are_notes(lines: str, notes: list[str], tmp_path: Path) -> None:
