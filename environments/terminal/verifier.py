@@ -8,9 +8,12 @@ that programs of the agent, which the tests run as another user, can neither rea
 from __future__ import annotations
 
 import io
+import math
 import re
 import tarfile
 from pathlib import Path
+
+import msgspec
 
 from envkit import clock
 from envkit.errors import UnsupportedError
@@ -19,7 +22,6 @@ from envkit.types import GRADER_HOME, SandboxUser
 
 from ..tasks import Verdict
 from ..tools.limits import cut_middle
-from .formats import RewardFileError, read_reward
 from .tasks import WORK, TerminalTask
 
 _MAX_REWARD = 1 << 16
@@ -41,6 +43,10 @@ _COUNT = re.compile(r"\b\d+ (passed|failed|errors?|skipped|xfailed|xpassed|desel
 
 class VerifierError(Exception):
     """The tests of a task wrote no valid reward. That is a fault of the task, and not a reward of 0."""
+
+
+class RewardFileError(Exception):
+    """The tests wrote no reward, or one that cannot be read; this says nothing about the agent's work."""
 
 
 async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
@@ -123,6 +129,35 @@ def pack_tests(tests: Path) -> bytes:
         if (tests / "check.py").is_file() and not (tests / _HARNESS.name).exists():
             tar.add(_HARNESS, _HARNESS.name)
     return content.getvalue()
+
+
+def read_reward(json_content: bytes | None, txt_content: bytes | None) -> float:
+    """Return the reward that tests have written.
+
+    Args:
+        json_content: Content of ``reward.json``, an object of finite numbers: its reward is that of the key ``reward``,
+            or of the only key. None if there is no such file.
+        txt_content: Content of ``reward.txt``, a finite number, which counts if there is no ``reward.json``. None if
+            there is no such file.
+
+    Raises:
+        RewardFileError: Neither file exists, or the one that counts is malformed.
+    """
+    name, content = ("reward.txt", txt_content) if json_content is None else ("reward.json", json_content)
+    if content is None:
+        raise RewardFileError("the tests wrote neither reward.json nor reward.txt")
+    try:
+        is_text = name == "reward.txt"
+        rewards = {"": float(content.decode())} if is_text else msgspec.json.decode(content, type=dict[str, float])
+    except ValueError as error:  # msgspec's errors are ValueErrors
+        form = "a number" if is_text else "an object of numbers"
+        raise RewardFileError(f"{name}: must be {form}, got {content[:40]!r}: {error}") from None
+    if "reward" not in rewards and len(rewards) != 1:
+        raise RewardFileError(f"{name}: needs a key `reward`, or only one key; got {list(rewards)}")
+    reward = rewards["reward"] if "reward" in rewards else next(iter(rewards.values()))
+    if not math.isfinite(reward):
+        raise RewardFileError(f"{name}: must be a finite number, got {content[:40]!r}")
+    return reward
 
 
 def pytest_reward(output: str) -> float:
