@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 WORK = "/workspace"
 """Working directory of portable tasks."""
@@ -18,8 +20,16 @@ TIMEOUT_S = 600.0
 Profile = Literal["strict", "system"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Healthcheck:
+Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+_Wait = Annotated[float, msgspec.Meta(ge=0, le=600)]
+
+
+def _key(name: str) -> str:
+    """Return the key of an attribute in ``task.toml``: ``timeout_sec`` of ``timeout_s``."""
+    return f"{name}ec" if name.endswith("_s") else name
+
+
+class Healthcheck(msgspec.Struct, frozen=True, kw_only=True, rename=_key):
     """A command that must succeed before the agent starts.
 
     Attributes:
@@ -32,32 +42,33 @@ class Healthcheck:
     """
 
     command: str
-    interval_s: float = 5.0
-    timeout_s: float = 30.0
-    start_period_s: float = 0.0
-    start_interval_s: float = 5.0
+    interval_s: _Wait = 5.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
+    start_period_s: _Wait = 0.0
+    start_interval_s: _Wait = 5.0
     retries: int = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Artifact:
+class Artifact(msgspec.Struct, frozen=True, kw_only=True):
     """A path of the agent's sandbox that a verifier in its own sandbox sees.
 
     Attributes:
         source: Absolute path of a file or folder.
         exclude: Patterns of names that are left out, as for ``tar --exclude``.
+        service: Name of the container, which must be ``main``.
     """
 
     source: str
     exclude: tuple[str, ...] = ()
+    service: str = "main"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collect:
-    """A command that runs in the agent's sandbox before its artifacts are collected."""
+class Collect(msgspec.Struct, frozen=True, kw_only=True, rename=_key):
+    """A command that runs in the agent's sandbox before its artifacts are collected; see `Artifact.service`."""
 
     command: str
-    timeout_s: float = 60.0
+    timeout_s: Timeout = 60.0
+    service: str = "main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

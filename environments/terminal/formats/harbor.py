@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from envkit.errors import ConfigError
 
 from ..images import ignored
-from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TerminalTask, Verifier
+from ..tasks import WORK, Artifact, Profile, TerminalTask, Verifier
 from . import schema
 from .files import read_text, require_usable
 from .writing import write_task
@@ -93,7 +93,7 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         disk_mib=_size(file, "storage", settings.storage_mb, settings.storage),
         pids=own.pids,
         network=network,
-        healthcheck=_healthcheck(settings.healthcheck),
+        healthcheck=settings.healthcheck,
         solution_env=schema.resolved(f"{file}: solution.env", found.solution.env, variables),
         artifacts=artifacts,
         difficulty=str(found.metadata.difficulty),
@@ -143,7 +143,7 @@ def _verifier(
         is_separate=is_separate,
         dockerfile=dockerfile,
         image=image,
-        collect=tuple(Collect(command=one.command, timeout_s=one.timeout_sec) for one in table.collect),
+        collect=table.collect,
     )
 
 
@@ -196,8 +196,8 @@ def _require_linux(file: Path, key: str, table: schema.EnvironmentTable) -> None
         raise ConfigError([f"{file}: {key}.os: envkit has only Linux sandboxes, got {table.os!r}"])
 
 
-def _require_main(place: str, service: str | None) -> None:
-    if service not in (None, "", "main"):
+def _require_main(place: str, service: str) -> None:
+    if service not in ("", "main"):
         raise ConfigError([f"{place}: envkit plays tasks with one container, main; got {service!r}"])
 
 
@@ -230,27 +230,14 @@ def _instruction(folder: Path) -> str:
     return text.lstrip("\n") if start else text
 
 
-def _artifacts(place: str, entries: Sequence[str | schema.ArtifactTable]) -> tuple[Artifact, ...]:
+def _artifacts(place: str, entries: Sequence[str | Artifact]) -> tuple[Artifact, ...]:
     """Return artifacts. Harbor's key ``destination``, a folder on the host, is ignored."""
     found = []
     for entry in entries:
-        table = schema.ArtifactTable(source=entry) if isinstance(entry, str) else entry
-        _require_main(place, table.service)
-        path = PurePosixPath(table.source)
+        artifact = Artifact(source=entry) if isinstance(entry, str) else entry
+        _require_main(place, artifact.service)
+        path = PurePosixPath(artifact.source)
         if not path.is_absolute() or ".." in path.parts:
-            raise ConfigError([f"{place}: must be an absolute path without .., got {table.source!r}"])
-        found.append(Artifact(source=str(path), exclude=table.exclude))
+            raise ConfigError([f"{place}: must be an absolute path without .., got {artifact.source!r}"])
+        found.append(replace(artifact, source=str(path)))
     return tuple(found)
-
-
-def _healthcheck(table: schema.HealthcheckTable | None) -> Healthcheck | None:
-    if table is None:
-        return None
-    return Healthcheck(
-        command=table.command,
-        interval_s=table.interval_sec,
-        timeout_s=table.timeout_sec,
-        start_period_s=table.start_period_sec,
-        start_interval_s=table.start_interval_sec,
-        retries=table.retries,
-    )

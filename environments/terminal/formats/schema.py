@@ -7,12 +7,13 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from envkit.errors import ConfigError
 
+from ..tasks import Artifact, Collect, Healthcheck, Timeout
 from .files import read_text
 
 _VERSIONS = re.compile(r"1\.\d+")
@@ -25,19 +26,6 @@ _IMAGE = re.compile(
 _MAX_DOTS = 200_000
 """Maximum product of the dots in a line and the lines: the time of tomllib grows with the parts of dotted keys."""
 _AT = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<key>.*)`", re.DOTALL)
-
-
-Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-_Wait = Annotated[float, msgspec.Meta(ge=0, le=600)]
-
-
-class HealthcheckTable(msgspec.Struct, frozen=True, kw_only=True):
-    command: str
-    interval_sec: _Wait = 5.0
-    timeout_sec: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
-    start_period_sec: _Wait = 0.0
-    start_interval_sec: _Wait = 5.0
-    retries: int = 3
 
 
 class NetworkTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,18 +52,11 @@ class EnvironmentTable(NetworkTable, frozen=True, kw_only=True):
     mcp_servers: tuple[dict[str, Any], ...] = ()
     skills_dir: str = ""
     env: dict[str, str] = {}
-    healthcheck: HealthcheckTable | None = None
+    healthcheck: Healthcheck | None = None
     workdir: str = ""
     memory: str = ""
     storage: str = ""
     allow_internet: bool | None = None
-
-
-class CollectTable(msgspec.Struct, frozen=True, kw_only=True):
-    command: str
-    service: str = "main"
-    timeout_sec: Timeout = 60.0
-    user: str | int | None = None
 
 
 class VerifierTable(NetworkTable, frozen=True, kw_only=True):
@@ -84,19 +65,12 @@ class VerifierTable(NetworkTable, frozen=True, kw_only=True):
     user: str | int | None = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: EnvironmentTable | None = None
-    collect: tuple[CollectTable, ...] = ()
+    collect: tuple[Collect, ...] = ()
 
 
 class AgentTable(NetworkTable, frozen=True, kw_only=True):
     timeout_sec: Timeout | None = None
     user: str | int | None = None
-
-
-class ArtifactTable(msgspec.Struct, frozen=True, kw_only=True):
-    source: str
-    destination: str | None = None
-    exclude: tuple[str, ...] = ()
-    service: str | None = None
 
 
 class SolutionTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +109,7 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     verifier: VerifierTable = VerifierTable()
     environment: EnvironmentTable = EnvironmentTable()
     solution: SolutionTable = SolutionTable()
-    artifacts: tuple[str | ArtifactTable, ...] = ()
+    artifacts: tuple[str | Artifact, ...] = ()
     steps: tuple[Any, ...] = ()
 
 

@@ -23,10 +23,9 @@ from envkit.errors import ConfigError, UsageError
 from envkit.runs.owners import owner_name
 
 from ..images import ignored
-from ..tasks import TerminalTask, Verifier
+from ..tasks import TerminalTask, Timeout, Verifier
 from .files import read_text, require_usable
 from .harbor import compose_notes, read_task
-from .schema import Timeout
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
