@@ -50,6 +50,9 @@ def _unpack(draw: Draw) -> DrawnTask:
     here = draw.chance(0.4)
     if here:
         members = under(folder, members)
+    case = tree_case(
+        folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
+    )
     return DrawnTask(
         instruction=draw.saying(f"Extract {archive} here.", f"Unpack {archive} in the current folder.")
         if here
@@ -60,11 +63,7 @@ def _unpack(draw: Draw) -> DrawnTask:
         files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=_extract(archive, "." if here else folder),
-        checks=[
-            tree_case(
-                folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -253,6 +252,11 @@ for path in sorted(old.keys() | new.keys()):
 """
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}"
     driver = _pack("a.tar.gz", "$1/old") + _pack("b.tar", "$1/new") + f"python3 {program_name} a.tar.gz b.tar\n"
+    case = run_case(
+        f"bash {hidden}.sh {hidden}",
+        files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
+        stdout=lines(found),
+    )
     return DrawnTask(
         instruction=f"Write a Python program {program_name} that compares two archives (tar or tar.gz). It is run as "
         f"`python3 {program_name} OLD NEW`, as in `python3 {program_name} old.tar.gz new.tar.gz`, and prints a line "
@@ -261,13 +265,7 @@ for path in sorted(old.keys() | new.keys()):
         files={**under("first", visible[0]), **under("second", visible[1])},
         setup=_pack("old.tar.gz", "first") + _pack("new.tar.gz", "second"),
         solution=write_file(program_name, program),
-        checks=[
-            run_case(
-                f"bash {hidden}.sh {hidden}",
-                files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
-                stdout=lines(found),
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -367,6 +365,20 @@ for name in sorted(seen):
         + "".join(_pack(name, f"{name}-files") for name in names)
         + f"python3 ../{program_name} merged.{new} {' '.join(names)}\n"
     )
+    case = run_case(
+        f"bash {place}.sh {place}",
+        files={
+            f"{place}.sh": driver,
+            **{
+                f"{place}/{name}-files/{path}": text
+                for name, part in zip(names, hidden, strict=True)
+                for path, text in part.items()
+            },
+        },
+        stdout=lines(conflicts),
+        timeout_s=30,
+        then=[archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged)],
+    )
     return DrawnTask(
         instruction=f"Write a Python program {program_name}, run as `python3 {program_name} NEW ARCHIVE...`, as in "
         f"`python3 {program_name} all.{new} {' '.join(names)}`, that makes an archive NEW with the files of all other "
@@ -381,22 +393,7 @@ for name in sorted(seen):
         },
         setup="".join(_pack(name, f"{name}-files") for name in names),
         solution=write_file(program_name, program),
-        checks=[
-            run_case(
-                f"bash {place}.sh {place}",
-                files={
-                    f"{place}.sh": driver,
-                    **{
-                        f"{place}/{name}-files/{path}": text
-                        for name, part in zip(names, hidden, strict=True)
-                        for path, text in part.items()
-                    },
-                },
-                stdout=lines(conflicts),
-                timeout_s=30,
-                then=[archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged)],
-            )
-        ],
+        checks=[case],
     )
 
 
