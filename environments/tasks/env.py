@@ -133,12 +133,17 @@ class TaskEnv(ToolEnv):
         return self.task.statement
 
     async def grade(self) -> float | None:
-        """Return the reward that the judge gives the agent's work.
+        """Return the reward that the judge gives the agent's work, and keep the log in `grader_output` and in `logs`.
 
         Raises:
             SandboxLostError, SandboxStartError, CapacityError: The judge had no sandbox; see `in_fresh_sandbox`.
         """
-        return (await self.verdict()).reward
+        verdict = await self.judged()
+        self.grader_output = f"{self.grader_output}\n{verdict.log}".strip("\n")[-_MAX_OUTPUT:]
+        if self.task.logs is not None:
+            name = f"{(self.task.name or 'task').replace('/', '-')}-{secrets.token_hex(4)}.txt"
+            await clock.to_thread(_write, Path(self.task.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
+        return verdict.reward
 
     async def work(self) -> Any:
         """Return the agent's work, or the verdict if it cannot be taken. Override it for work outside of a sandbox."""
@@ -151,15 +156,6 @@ class TaskEnv(ToolEnv):
             return work
         await self.close()
         return await self.judge_work(work)
-
-    async def verdict(self) -> Verdict:
-        """Return what `judged` returns, and keep the log in `grader_output` and in the task's folder `logs`."""
-        verdict = await self.judged()
-        self.grader_output = f"{self.grader_output}\n{verdict.log}".strip("\n")[-_MAX_OUTPUT:]
-        if self.task.logs is not None:
-            name = f"{(self.task.name or 'task').replace('/', '-')}-{secrets.token_hex(4)}.txt"
-            await clock.to_thread(_write, Path(self.task.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
-        return verdict
 
     async def judge_work(self, work: Any) -> Verdict:
         """Judge the agent's work in a new sandbox. Override it for a judge that needs several.

@@ -38,7 +38,7 @@ from ..tasks import TaskEnv, Verdict, in_fresh_sandbox
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
 from .screen import Screen
-from .stage import ScratchFolder, TerminalStage, how_to_build
+from .stage import TerminalStage, how_to_build
 from .tasks import Healthcheck, TerminalTask
 from .verifier import VerifierError
 
@@ -75,10 +75,7 @@ class Terminal(TaskEnv):
     @classmethod
     def task_of(cls, seed: int, options: Options) -> TerminalStage:
         chosen = options_of(options)
-        if chosen.folder is not None:
-            return TerminalStage(chosen.task(seed), chosen)
-        scratch = ScratchFolder()
-        return TerminalStage(chosen.task(seed, scratch.path), chosen, scratch=scratch)
+        return TerminalStage(chosen.task(seed), chosen)
 
     async def open_task(self, seed: int, options: Options) -> TerminalStage:
         mode = options_of(options).mode

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from envkit.errors import OptionError, did_you_mean
-from envkit.runs.owners import owner_name
 from envkit.types import JSON, Options, Task, stable_hash
 
 from ..options import (
@@ -28,7 +25,7 @@ from ..split import SPLITS, Split, split_of
 from .families import FAMILIES, HELD_OUT, write_drawn
 from .families.family import MAX_DIFFICULTY
 from .formats import left_out, read_task, read_tasks
-from .tasks import TerminalTask
+from .tasks import ScratchFolder, TerminalTask
 
 OWN_TASKS = Path(__file__).with_name("own")
 """The tasks that envkit contains, which are a test set."""
@@ -148,23 +145,15 @@ class TerminalOptions:
                 return family, number, difficulty
             attempt += 1
 
-    def task(self, seed: int, scratch: Path | None = None) -> TerminalTask:
-        """Return the task of a seed, the same in every process.
-
-        Args:
-            seed: Seed of the task.
-            scratch: Empty folder to which a generated task is written. None writes it to a temporary folder and removes
-                it, so that only the texts of the result can be used.
-        """
+    def task(self, seed: int) -> TerminalTask:
+        """Return the task of a seed, the same in every process. The folder of a generated one is a `ScratchFolder`."""
         if self.folder is not None:
             found = self.all()
             return found[seed % len(found)]
         family, number, difficulty = self.drawn(seed)
-        if scratch is None:
-            with tempfile.TemporaryDirectory(prefix=f"{owner_name(os.getpid())}-task-") as folder:
-                return self.task(seed, Path(folder))
-        write_drawn(FAMILIES[family], number, difficulty, scratch)
-        return read_task(scratch)
+        scratch = ScratchFolder()
+        write_drawn(FAMILIES[family], number, difficulty, scratch.path)
+        return replace(read_task(scratch.path), scratch=scratch)
 
 
 @lru_cache(maxsize=4096)

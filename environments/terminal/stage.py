@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shlex
-import shutil
 import tarfile
-import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
-from envkit.runs.owners import owner_name
 from envkit.types import SandboxSpec
 
 from ..tasks import Plan, SandboxTask, Verdict
@@ -33,29 +28,16 @@ _CHANGES_SHELL = re.compile(r"\b(exit|set|exec|trap|shopt|cd|return|BASH_SOURCE)
 _ARCHIVE = "/tmp/solution.tar.gz"
 
 
-class ScratchFolder:
-    """A temporary folder that is removed with the last reference to this object, and at the end of the process.
-
-    If the process is killed, the next process that opens sandboxes removes the folder: see
-    `envkit.sandbox.host.run_dirs`.
-    """
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"{owner_name(os.getpid())}-task-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-
 class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
     """A task whose work consists of the agent's artifacts, as tar archives.
 
     Args:
         task: The task.
         options: Options of the environment.
-        scratch: The folder of a generated task, which is kept as long as this object; None if it is not generated.
     """
 
-    def __init__(self, task: TerminalTask, options: TerminalOptions, scratch: ScratchFolder | None = None) -> None:
-        self.name, self.task, self.options, self.scratch = task.name, task, options, scratch
+    def __init__(self, task: TerminalTask, options: TerminalOptions) -> None:
+        self.name, self.task, self.options = task.name, task, options
         self.logs = options.logs
         self.statement = f"{_introduction(options.mode, task.workdir)}\n\n{task.instruction.strip()}"
         needs_image = options.image == OF_TASK or not task.is_portable
@@ -76,7 +58,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         setup_s = _SETUP_S if task.setup else 0.0
         self.judge_limit_s = moved_s + setup_s + collected_s + 2 * verifier.timeout_s
         # Most generated tasks are played only a few times, so a snapshot of each does not pay.
-        self.prepared_key = task.folder if task.is_portable and scratch is None else None
+        self.prepared_key = task.folder if task.is_portable and task.scratch is None else None
 
     @property
     def judge_spec(self) -> SandboxSpec:
@@ -162,7 +144,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             return self
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
         task = replace(self.task, workdir=shown.stdout.strip())
-        return TerminalStage(task, self.options, self.scratch)
+        return TerminalStage(task, self.options)
 
 
 def how_to_build(options: TerminalOptions) -> str:

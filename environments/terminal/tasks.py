@@ -5,12 +5,18 @@ A task is a folder in the format of Harbor; `envkit.environments.terminal.format
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+
+from envkit.runs.owners import owner_name
 
 WORK = "/workspace"
 """Working directory of portable tasks."""
@@ -69,6 +75,18 @@ class Collect(msgspec.Struct, frozen=True, kw_only=True, rename=_key):
     command: str
     timeout_s: Timeout = 60.0
     service: str = "main"
+
+
+class ScratchFolder:
+    """A temporary folder that is removed with the last reference to this object, and at the end of the process.
+
+    If the process is killed, the next process that opens sandboxes removes the folder: see
+    `envkit.sandbox.host.run_dirs`.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"{owner_name(os.getpid())}-task-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +149,7 @@ class TerminalTask:
         category: Category, as the task declares it; empty if unknown.
         cheats: Scripts by name that try to earn a reward without solving the task.
         notes: What envkit does not support in this task, one line each.
+        scratch: Keeps `folder` if the task is generated, or tests and solution of a task of Terminal-Bench.
     """
 
     name: str
@@ -160,6 +179,7 @@ class TerminalTask:
     category: str = ""
     cheats: Mapping[str, Path] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    scratch: ScratchFolder | None = None
 
     @property
     def dockerfile(self) -> Path | None:

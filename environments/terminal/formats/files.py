@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import yaml
 
 from envkit.errors import ConfigError
 
+T = TypeVar("T")
 MAX_TEXT = 256 << 10
 """Maximum bytes of a file that describes a task."""
 _MAX_FOLDER = 2 << 30
@@ -57,3 +62,15 @@ def read_text(file: Path) -> str:
         return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{file}: cannot be read: {error}"]) from None
+
+
+def read_yaml(file: Path, kind: type[T]) -> T:
+    """Return the content of a YAML file that describes a task.
+
+    Raises:
+        ConfigError: See `read_text`; or it is malformed.
+    """
+    try:
+        return msgspec.convert(yaml.safe_load(read_text(file)), kind)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # msgspec's errors are ValueErrors
+        raise ConfigError([f"{file}: {' '.join(str(error).split())}"]) from None

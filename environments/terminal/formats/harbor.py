@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-import yaml
+import msgspec
 from msgspec.structs import replace
 
 from envkit.errors import ConfigError
@@ -17,7 +18,7 @@ from envkit.errors import ConfigError
 from ..images import ignored
 from ..tasks import WORK, Artifact, Profile, TerminalTask, Verifier
 from . import schema
-from .files import read_text, require_usable
+from .files import read_text, read_yaml, require_usable
 from .writing import write_task
 
 __all__ = ["read_task", "write_task"]
@@ -25,8 +26,20 @@ __all__ = ["read_task", "write_task"]
 _CANARY = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _PUBLISHED = "/logs/artifacts"
 """Folder that Harbor collects as an artifact of every task."""
-_NO_GPU = "environment.{}: sandboxes of envkit have no accelerators"
+_NO_GPU = "sandboxes of envkit have no accelerators"
+_UNUSED = {
+    "gpus": _NO_GPU,
+    "gpu_types": _NO_GPU,
+    "tpu": _NO_GPU,
+    "mcp_servers": "the agent does not get the tools of MCP servers",
+    "skills_dir": "the agent does not get skills",
+}
+"""Keys of the table ``environment`` that envkit ignores, with what that means."""
 _SERVICE_KEYS = {"build", "image", "container_name", "command", "entrypoint", "init", "stdin_open", "tty", "restart"}
+
+
+class _Compose(msgspec.Struct):
+    services: dict[str, dict[str, Any]]
 
 
 def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
@@ -153,13 +166,7 @@ def _require_playable(file: Path, found: schema.TaskFile, environment: Path, not
     if found.steps:
         raise ConfigError([f"{file}: steps: envkit plays tasks of one step; this one has {len(found.steps)}"])
     _require_linux(file, "environment", settings)
-    for key in ("gpus", "gpu_types", "tpu"):
-        if getattr(settings, key):
-            notes.append(_NO_GPU.format(key))
-    if settings.mcp_servers:
-        notes.append("environment.mcp_servers: the agent does not get the tools of MCP servers")
-    if settings.skills_dir:
-        notes.append("environment.skills_dir: the agent does not get skills")
+    notes.extend(f"environment.{key}: {why}" for key, why in _UNUSED.items() if getattr(settings, key))
     if (compose := environment / "docker-compose.yaml").is_file():
         notes.extend(compose_notes(compose))
     is_portable = found.metadata.envkit is not None and found.metadata.envkit.portable
@@ -173,13 +180,7 @@ def compose_notes(file: Path) -> list[str]:
     Raises:
         ConfigError: It is malformed, or has several services.
     """
-    try:
-        content = yaml.safe_load(read_text(file))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError([f"{file}: not valid YAML: {' '.join(str(error).split())}"]) from None
-    services = content.get("services") if isinstance(content, dict) else None
-    if not isinstance(services, dict) or not all(isinstance(service, dict) for service in services.values()):
-        raise ConfigError([f"{file}: services: must be a mapping of services"])
+    services = read_yaml(file, _Compose).services
     if len(services) > 1:
         names = ", ".join(map(str, services))
         raise ConfigError([f"{file}: services: envkit plays tasks with one container; this one has {names}"])

@@ -6,28 +6,20 @@ process, in the form that other tasks have.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
-import yaml
 
 from envkit.errors import ConfigError, UsageError
-from envkit.runs.owners import owner_name
 
 from ..images import ignored
-from ..tasks import TerminalTask, Timeout, Verifier
-from .files import read_text, require_usable
+from ..tasks import ScratchFolder, TerminalTask, Timeout, Verifier
+from .files import read_yaml, require_usable
 from .harbor import compose_notes, read_task
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 TESTS = "/tests"
 """Folder of the tests in the sandbox, which they find in the variable ``TEST_DIR``."""
@@ -129,7 +121,7 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
     """
     file = folder / "task.yaml"
     require_usable(folder)
-    found = _converted(file, _TaskFile)
+    found = read_yaml(file, _TaskFile)
     if found.parser_name != "pytest":
         raise ConfigError([f"{file}: parser_name: envkit reads only summaries of pytest, got {found.parser_name!r}"])
     for name in ("Dockerfile", "run-tests.sh"):
@@ -141,8 +133,8 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
     notes.extend(ignored(folder / "Dockerfile"))
     if found.run_tests_in_same_shell:
         notes.append("run_tests_in_same_shell: the tests have a shell of their own")
-    copies = Path(tempfile.mkdtemp(dir=_copies()))
-    tests = copies / "tests"
+    copies = ScratchFolder()
+    tests = copies.path / "tests"
     if (folder / "tests").is_dir():
         shutil.copytree(folder / "tests", tests, symlinks=True)
     tests.mkdir(exist_ok=True)
@@ -155,13 +147,14 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
         folder=folder,
         instruction=found.instruction,
         verifier=verifier,
-        solution=_solution(folder, copies / "solution"),
+        solution=_solution(folder, copies.path / "solution"),
         timeout_s=found.max_agent_timeout_sec,
         environment=folder,
         network="open",
         difficulty=found.difficulty,
         category=found.category,
         notes=tuple(notes),
+        scratch=copies,
     )
 
 
@@ -174,7 +167,7 @@ def _solution(folder: Path, target: Path) -> Path | None:
         return target
     if not commands.is_file():
         return None
-    lines = _converted(commands, list[_Command])
+    lines = read_yaml(commands, list[_Command])
     if any(not line.append_enter for line in lines):
         raise ConfigError([f"{commands}: append_enter: envkit runs the solution as a script, so it must be true"])
     target.mkdir()
@@ -182,19 +175,5 @@ def _solution(folder: Path, target: Path) -> Path | None:
     return target
 
 
-def _converted(file: Path, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(yaml.safe_load(read_text(file)), kind)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # msgspec's errors are ValueErrors
-        raise ConfigError([f"{file}: {' '.join(str(error).split())}"]) from None
-
-
 def _is_task(folder: Path) -> bool:
     return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
-
-
-@lru_cache(maxsize=1)
-def _copies() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"{owner_name(os.getpid())}-terminal-bench-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
