@@ -3,7 +3,6 @@
 from .env import TaskEnv
 from .judge import ask_judge, in_fresh_sandbox, read_score
 from .players import Cheat, Nop, Oracle, OwnCheats, PlanPlayer, Script
-from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
 __all__ = [
@@ -19,6 +18,5 @@ __all__ = [
     "Verdict",
     "ask_judge",
     "in_fresh_sandbox",
-    "lease_prepared",
     "read_score",
 ]
