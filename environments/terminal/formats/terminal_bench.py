@@ -50,7 +50,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 msgspec.json.Decoder(tuple[_TaskFile, _Command])
 
 
-def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = False) -> list[TerminalTask]:
+def read_tasks(folder: Path, variables: Collection[str] = ()) -> list[TerminalTask]:
     """Read a task of Harbor or Terminal-Bench 1, or all tasks in the subfolders of a folder, ordered by name.
 
     Subfolders that are no tasks, or malformed, or that envkit cannot play, are left out with a warning in the log.
@@ -58,11 +58,10 @@ def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = 
     Args:
         folder: The folder.
         variables: Names of the environment variables of this process that tasks may read; see `read_task`.
-        strict: Whether to raise an error instead of leaving out subfolders.
 
     Raises:
         UsageError: There are no tasks.
-        ConfigError: No task can be used, or one cannot and `strict` is true. The message has lines for each such task.
+        ConfigError: No task can be used. The message has lines for each.
     """
     tasks, problems = [], list[str]()
     for one in task_folders(folder):
@@ -70,7 +69,7 @@ def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = 
             tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one, variables))
         except ConfigError as error:
             problems.extend(error.problems)
-    if problems and (strict or not tasks):
+    if not tasks:
         raise ConfigError(problems)
     for line in left_out(folder, tasks):
         _log.warning(line)

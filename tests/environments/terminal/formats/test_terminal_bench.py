@@ -96,8 +96,6 @@ def test_tasks_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, capl
         f"envkit tasks Terminal-v0 ls {tmp_path}"
     )
     assert TerminalTasks(tasks=str(tmp_path)).notes() == [line]
-    with pytest.raises(ConfigError, match=r"d/task.toml: environment.cpus[^$]*f/task.toml: cannot be read"):
-        TerminalOptions(tasks=str(tmp_path), strict=True).all()
 
 
 def test_a_large_folder_with_unusable_tasks_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
