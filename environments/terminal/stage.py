@@ -47,7 +47,6 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             cpus=task.cpus,
             memory_mib=task.memory_mib,
             disk_mib=task.disk_mib,
-            pids=task.pids,
             network=task.network if options.network == "task" else "none",
             profile=task.profile,
             untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),

@@ -140,7 +140,6 @@ class TerminalTask:
         cpus: CPU limit; None for the default.
         memory_mib: Memory limit in MiB; None for the default.
         disk_mib: Disk limit in MiB; None for the default.
-        pids: Limit on processes; None for the default.
         network: Network that the task asks for: ``"none"``, ``"open"`` or a tuple of hosts.
         healthcheck: Must succeed before the agent starts; None for none.
         solution_env: Environment variables of the solution.
@@ -170,7 +169,6 @@ class TerminalTask:
     cpus: float | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
-    pids: int | None = None
     network: str | tuple[str, ...] = "none"
     healthcheck: Healthcheck | None = None
     solution_env: Mapping[str, str] = field(default_factory=dict)

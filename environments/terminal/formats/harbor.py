@@ -104,7 +104,6 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         cpus=settings.cpus,
         memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),
         disk_mib=_size(file, "storage", settings.storage_mb, settings.storage),
-        pids=own.pids,
         network=network,
         healthcheck=settings.healthcheck,
         solution_env=schema.resolved(f"{file}: solution.env", found.solution.env, variables),

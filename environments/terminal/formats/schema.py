@@ -89,7 +89,6 @@ class EnvkitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     programs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     profile: Literal["strict", "system", ""] = ""
-    pids: int | None = None
 
 
 class MetadataTable(msgspec.Struct, frozen=True, kw_only=True):

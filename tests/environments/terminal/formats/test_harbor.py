@@ -312,7 +312,7 @@ def test_services_run_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_task_of_envkit_is_verified_in_a_sandbox_of_its_own_unless_it_says_otherwise(tmp_path: Path) -> None:
-    own = "[metadata.envkit]\npids = 100\n"
+    own = "[metadata.envkit]\nprograms = []\n"
     silent = read_task(harbor(tmp_path / "a", own))
     shared = read_task(harbor(tmp_path / "b", f'{own}[verifier]\nenvironment_mode = "shared"\n'))
 
