@@ -164,7 +164,7 @@ def tasks_in(folder: Path, variables: tuple[str, ...] = (), split: Split | None 
     """Return the tasks of a split of a folder, sorted by name; see `read_tasks` for the other arguments and errors."""
     if split is None:
         return sorted(read_tasks(folder, variables), key=lambda task: task.name)
-    tasks = tasks_in(folder, variables)
+    tasks = tasks_in(folder, variables, None)
     return tasks if len(tasks) < _MIN_TASKS else [task for task in tasks if split_of(task.name) == split]
 
 
