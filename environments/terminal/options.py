@@ -44,8 +44,6 @@ class TerminalOptions:
     Attributes:
         tasks: Folder of one task, or of several; ``"own"`` means the tasks that envkit contains. None means generated
             tasks.
-        variables: Environment variables of this process that the tasks of a folder may read as ``${NAME}``, as a list
-            of names or one name.
         families: Families of generated tasks: ``"train"``, ``"held_out"``, ``"all"``, or a list of names.
         difficulty: Difficulty of generated tasks, 1 to 5, or the smallest and largest one.
         split: Only tasks of this split ("train", "validation" or "eval"); None means any.
@@ -60,7 +58,6 @@ class TerminalOptions:
     """
 
     tasks: str | None = None
-    variables: str | Sequence[str] = ()
     families: str | Sequence[str] = "train"
     difficulty: int | Sequence[int] = (1, 3)
     split: Split | None = None
@@ -82,8 +79,6 @@ class TerminalOptions:
         check_choice("network", self.network, ("none", "task"))
         check_image(self.image)
         check_boolean("keep_processes", self.keep_processes)
-        if not all(isinstance(name, str) for name in self.variables):
-            raise OptionError("variables", f"must be names of environment variables, got {self.variables!r}")
         _ = self.family_names
 
     @property
@@ -121,10 +116,9 @@ class TerminalOptions:
             UsageError, ConfigError: The folder cannot be used.
         """
         assert self.folder is not None, "generated tasks are endless"
-        variables = (self.variables,) if isinstance(self.variables, str) else tuple(self.variables)
         if self.tasks == OWN and self.split not in (None, "eval"):
             raise OptionError("split", f"the tasks of envkit are a test set: {self.split!r} does not exist; use eval")
-        found = tasks_in(self.folder, variables, None if self.tasks == OWN else self.split)
+        found = tasks_in(self.folder, None if self.tasks == OWN else self.split)
         if not found:
             raise OptionError("split", f"{self.folder} has no task of the split {self.split!r}")
         return found
@@ -160,11 +154,11 @@ def _text(family: str, number: int, difficulty: int) -> str:
 
 
 @lru_cache(maxsize=32)
-def tasks_in(folder: Path, variables: tuple[str, ...] = (), split: Split | None = None) -> Sequence[TerminalTask]:
-    """Return the tasks of a split of a folder, sorted by name; see `read_tasks` for the other arguments and errors."""
+def tasks_in(folder: Path, split: Split | None = None) -> Sequence[TerminalTask]:
+    """Return the tasks of a split of a folder, sorted by name; see `read_tasks` for the errors."""
     if split is None:
-        return sorted(read_tasks(folder, variables), key=lambda task: task.name)
-    tasks = tasks_in(folder, variables, None)
+        return sorted(read_tasks(folder), key=lambda task: task.name)
+    tasks = tasks_in(folder, None)
     return tasks if len(tasks) < _MIN_TASKS else [task for task in tasks if split_of(task.name) == split]
 
 

@@ -6,7 +6,7 @@ envkit's own keys are in the table ``[metadata.envkit]``, and a folder ``cheats`
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,7 +42,7 @@ class _Compose(msgspec.Struct):
     services: dict[str, dict[str, Any]]
 
 
-def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
+def read_task(folder: Path) -> TerminalTask:
     """Read a task.
 
     Unsupported settings that envkit can ignore are in the notes of the task. If a file with the table
@@ -50,7 +50,6 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
 
     Args:
         folder: Folder of the task.
-        variables: Names of the environment variables of this process that the task may read as ``${NAME}``.
 
     Raises:
         ConfigError: A file is missing or malformed, or envkit cannot play the task. The message names file and key.
@@ -82,7 +81,7 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         if not settings.docker_image:
             notes.extend(ignored(environment / "Dockerfile"))
         _note_users(found, profile, notes)
-    verifier = _verifier(folder, file, found.verifier, network, variables, notes)
+    verifier = _verifier(folder, file, found.verifier, network, notes)
     if verifier.is_separate and not is_own and _PUBLISHED not in {artifact.source for artifact in artifacts}:
         artifacts = (Artifact(source=_PUBLISHED), *artifacts)
     return TerminalTask(
@@ -100,13 +99,13 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         packages=own.packages,
         profile=profile,
         workdir=workdir,
-        env=schema.resolved(f"{file}: environment.env", settings.env, variables),
+        env=schema.resolved(f"{file}: environment.env", settings.env),
         cpus=settings.cpus,
         memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),
         disk_mib=_size(file, "storage", settings.storage_mb, settings.storage),
         network=network,
         healthcheck=settings.healthcheck,
-        solution_env=schema.resolved(f"{file}: solution.env", found.solution.env, variables),
+        solution_env=schema.resolved(f"{file}: solution.env", found.solution.env),
         artifacts=artifacts,
         difficulty=str(found.metadata.difficulty),
         category=str(found.metadata.category),
@@ -120,7 +119,6 @@ def _verifier(
     file: Path,
     table: schema.VerifierTable,
     network: str | tuple[str, ...],
-    variables: Collection[str],
     notes: list[str],
 ) -> Verifier:
     tests, environment, env = folder / "tests", table.environment, table.env
@@ -151,7 +149,7 @@ def _verifier(
     return Verifier(
         tests=tests,
         timeout_s=table.timeout_sec,
-        env=schema.resolved(f"{file}: verifier.env", env, variables),
+        env=schema.resolved(f"{file}: verifier.env", env),
         is_separate=is_separate,
         dockerfile=dockerfile,
         image=image,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,28 +165,16 @@ def image_name(place: str, text: str) -> str:
     return f"{text}:latest" if match and not match["version"] and not match["digest"] else text
 
 
-def resolved(place: str, env: Mapping[str, str], variables: Collection[str]) -> dict[str, str]:
-    """Return environment variables of a sandbox.
-
-    The values ``${NAME}`` and ``${NAME:-default}`` come from this process if the user lets tasks read the variable.
-
-    Args:
-        place: File and key, for errors.
-        env: The variables.
-        variables: Names of the variables of this process that tasks may read.
+def resolved(place: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables of a sandbox; ``${NAME:-default}`` is its default. `place` is the key, for errors.
 
     Raises:
-        ConfigError: A variable without a default is not set, or tasks may not read it.
+        ConfigError: ``${NAME}`` has no default. Tasks may not read the variables of this process.
     """
     found = {}
     for name, value in env.items():
-        if (match := _VARIABLE.fullmatch(value)) is None:
-            found[name] = value
-        elif match[1] in variables and match[1] in os.environ:
-            found[name] = os.environ[match[1]]
-        elif match[2] is not None:
-            found[name] = match[2]
-        else:
-            why = f"the environment variable {match[1]} is not set or hidden from tasks"
-            raise ConfigError([f"{place}.{name}: {why}; set it, and use the option variables={match[1]}"])
+        match = _VARIABLE.fullmatch(value)
+        if match is not None and match[2] is None:
+            raise ConfigError([f"{place}.{name}: tasks cannot read {match[1]} of this machine; write its value here"])
+        found[name] = value if match is None else match[2]
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,14 +50,13 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 msgspec.json.Decoder(tuple[_TaskFile, _Command])
 
 
-def read_tasks(folder: Path, variables: Collection[str] = ()) -> list[TerminalTask]:
+def read_tasks(folder: Path) -> list[TerminalTask]:
     """Read a task of Harbor or Terminal-Bench 1, or all tasks in the subfolders of a folder, ordered by name.
 
     Subfolders that are no tasks, or malformed, or that envkit cannot play, are left out with a warning in the log.
 
     Args:
         folder: The folder.
-        variables: Names of the environment variables of this process that tasks may read; see `read_task`.
 
     Raises:
         UsageError: There are no tasks.
@@ -66,7 +65,7 @@ def read_tasks(folder: Path, variables: Collection[str] = ()) -> list[TerminalTa
     tasks, problems = [], list[str]()
     for one in task_folders(folder):
         try:
-            tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one, variables))
+            tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one))
         except ConfigError as error:
             problems.extend(error.problems)
     if not tasks:
