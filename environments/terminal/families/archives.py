@@ -24,9 +24,7 @@ _SUFFIXES = ("txt", "md", "csv", "log", "json")
 
 
 def _members(draw: Draw, low: int, high: int) -> dict[str, str]:
-    folders = ["", *(f"{word}/" for word in draw.words(3)), f"{draw.word()}/{draw.word()}/"]
-    names = draw.words(draw.number(low, high))
-    return {f"{draw.one(folders)}{name}.{draw.one(_SUFFIXES)}": draw.sentence(1, 20) + "\n" for name in names}
+    return {path: draw.sentence(1, 20) + "\n" for path in draw.paths(low, high, _SUFFIXES)}
 
 
 def _pack(archive: str, folder: str) -> str:
@@ -84,20 +82,15 @@ def _create(draw: Draw) -> DrawnTask:
 def _gzip(draw: Draw) -> DrawnTask:
     name, out = f"{draw.word()}.log", draw.output()
     text = [draw.sentence() for _ in range(draw.number(20, 300))]
-    if draw.chance(0.5):
-        return DrawnTask(
-            instruction=f"Decompress {name}.gz and write its content to {out}.",
-            files={name: lines(text)},
-            setup=f"gzip {name}\n",
-            solution=f"gzip -dc {name}.gz > {out}\n",
-            checks=[file_case(out, lines(text), "exact")],
-        )
+    counts = not draw.chance(0.5)
     return DrawnTask(
-        instruction=f"How many lines does the compressed file {name}.gz have? Write the number to {out}.",
+        instruction=f"How many lines does the compressed file {name}.gz have? Write the number to {out}."
+        if counts
+        else f"Decompress {name}.gz and write its content to {out}.",
         files={name: lines(text)},
         setup=f"gzip {name}\n",
-        solution=f"gzip -dc {name}.gz | wc -l > {out}\n",
-        checks=[file_case(out, str(len(text)), "words")],
+        solution=f"gzip -dc {name}.gz{' | wc -l' if counts else ''} > {out}\n",
+        checks=[file_case(out, str(len(text)), "words") if counts else file_case(out, lines(text), "exact")],
     )
 
 
@@ -359,6 +352,13 @@ for name in sorted(seen):
         print(name)
 """
     names = [f"part{number}.{draw.one(_FORMATS)}" for number in range(1, count + 1)]
+
+    def files(of: list[dict[str, str]]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name, part in zip(names, of, strict=True):
+            found.update(under(f"{name}-files", part))
+        return found
+
     place = f"{draw.word()}-{draw.number(1000, 9999)}"
     driver = (
         "cd $1\n"
@@ -367,14 +367,7 @@ for name in sorted(seen):
     )
     case = run_case(
         f"bash {place}.sh {place}",
-        files={
-            f"{place}.sh": driver,
-            **{
-                f"{place}/{name}-files/{path}": text
-                for name, part in zip(names, hidden, strict=True)
-                for path, text in part.items()
-            },
-        },
+        files={f"{place}.sh": driver, **under(place, files(hidden))},
         stdout=lines(conflicts),
         timeout_s=30,
         then=[archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged)],
@@ -386,11 +379,7 @@ for name in sorted(seen):
         f"in several archives, NEW has its content from the {'first' if first_wins else 'last'} of them. The program "
         "prints the paths that are in several archives with different contents, one a line, sorted. It is run on "
         "other archives too.",
-        files={
-            f"{name}-files/{path}": text
-            for name, part in zip(names, visible, strict=True)
-            for path, text in part.items()
-        },
+        files=files(visible),
         setup="".join(_pack(name, f"{name}-files") for name in names),
         solution=write_file(program_name, program),
         checks=[case],

@@ -256,6 +256,10 @@ def _join(draw: Draw) -> DrawnTask:
             "select name || ' ' || sum({2}_count) from {1} join {0} on {0}.id = item group by name order by name",
             [f"{name} {totals[name]}" for name in sorted(totals)],
         )
+    columns = {
+        items: "id integer, name text, kind text, number integer",
+        orders: f"number integer, item integer, {field}_count integer",
+    }
     return DrawnTask(
         instruction=f"The SQLite file {path} has the tables {items} and {orders}. The column item of {orders} refers "
         f"to the column id of {items}. Write to {out} {what}.",
@@ -263,13 +267,7 @@ def _join(draw: Draw) -> DrawnTask:
             f"{items}.csv": _csv(("id", "name", "kind", "number"), rows),
             f"{orders}.csv": _csv(("n", "i", "c"), amounts),
         },
-        setup=_database(
-            path,
-            {
-                items: "id integer, name text, kind text, number integer",
-                orders: f"number integer, item integer, {field}_count integer",
-            },
-        ),
+        setup=_database(path, columns),
         solution=python(f"""
 import sqlite3
 rows = sqlite3.connect("{path}").execute("{query.format(items, orders, field)}").fetchall()
