@@ -93,17 +93,7 @@ class CodeTask(SandboxTask[bytes]):
 
 
 class Code(TaskEnv):
-    """An environment with one programming problem per episode.
-
-    Args:
-        sandboxes: Leases the sandboxes of tools and graders.
-        judge: Not used.
-        data: Not used.
-        options: See `CodeOptions`; a task's options override single options for one episode.
-
-    Raises:
-        OptionError: An option is unknown or its value is invalid.
-    """
+    """An environment with one programming problem per episode. See `TaskEnv` for the arguments."""
 
     options: ClassVar[Options] = asdict(CodeOptions())
     task: CodeTask

@@ -25,14 +25,9 @@ NOUNS: Mapping[Type, str] = {
 
 
 class Operation(NamedTuple):
-    """An operation, with its number filled in.
+    """An operation: what it does in English, and as a Python expression of ``x``.
 
-    Attributes:
-        family: Operations of the same family are never neighbours, because the two could be one operation.
-        takes: Type of its argument.
-        gives: Type of its result.
-        phrase: What it does, in English.
-        code: A Python expression of ``x``.
+    Operations of the same family are never neighbours, because the two could be one operation.
     """
 
     family: str

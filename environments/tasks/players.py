@@ -32,9 +32,6 @@ class Script(Player):
     """Plays the same actions in every episode, whatever it observes.
 
     After the last action, it repeats it. For actions that depend on the task, see `Oracle`.
-
-    Args:
-        actions: The actions, at least one.
     """
 
     def __init__(self, actions: Sequence[str]) -> None:

@@ -126,11 +126,7 @@ def family_tasks() -> list[TerminalTask]:
 
 
 def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> list[Path]:
-    """Write generated tasks as folders that Harbor can play, and return these folders.
-
-    Raises:
-        UsageError: There is no such family, or a folder exists already.
-    """
+    """Write generated tasks as folders that Harbor can play, and return these folders."""
     if family not in FAMILIES:
         raise UsageError(f"there is no family {family!r}{did_you_mean(family, FAMILIES)}")
     targets = {seed: folder / f"{family}-{difficulty}-{seed}" for seed in seeds}
@@ -141,16 +137,7 @@ def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> l
 
 
 def _tasks_of(names: Sequence[str] = (), folder: Path | None = None) -> list[TerminalTask]:
-    """Return tasks of a folder, by default of envkit's own.
-
-    Args:
-        names: Names of tasks, or of their folders; empty for all tasks.
-        folder: The folder.
-
-    Raises:
-        UsageError: There is no task of this name, or there are no tasks.
-        ConfigError: A task is malformed.
-    """
+    """Return tasks of a folder, by default of envkit's own. `names` are of tasks or their folders; empty for all."""
     tasks = read_tasks(folder or OWN_TASKS)
     known = {one.folder.name: one for one in tasks} | {one.name: one for one in tasks}
     for name in names:

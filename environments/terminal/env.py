@@ -51,9 +51,7 @@ class Terminal(TaskEnv):
 
     Args:
         sandboxes: Leases the sandboxes of agents and verifiers.
-        judge: Not used.
-        data: Not used.
-        options: See `TerminalOptions` and `ToolEnv`; a task's options override single options for one episode.
+        arguments: See `TerminalOptions` and `ToolEnv`; a task's options override single options for one episode.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.

@@ -19,13 +19,7 @@ _SETTING = re.compile(r"(?m)^\s*(ENTRYPOINT|USER)\s+(.+)$")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How to build an image.
-
-    Attributes:
-        tag: Tag of the image.
-        dockerfile: Content of the Dockerfile.
-        context: Folder whose files the Dockerfile can copy; None if it copies none.
-    """
+    """How to build an image: its tag, the content of its Dockerfile, and the folder from which that copies files."""
 
     tag: str
     dockerfile: str

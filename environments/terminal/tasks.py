@@ -36,15 +36,10 @@ def _key(name: str) -> str:
 
 
 class Healthcheck(msgspec.Struct, frozen=True, kw_only=True, rename=_key):
-    """A command that must succeed before the agent starts.
+    """A command of the shell that must succeed before the agent starts.
 
-    Attributes:
-        command: Command of the shell.
-        interval_s: Seconds between two attempts.
-        timeout_s: Maximum seconds of one attempt.
-        start_period_s: Seconds in which failed attempts do not count.
-        start_interval_s: Seconds between two attempts in the start period.
-        retries: Number of failed attempts after which the environment is broken.
+    It has `timeout_s` for an attempt, and `retries` attempts, `interval_s` apart. Failed attempts in the first
+    `start_period_s`, which are `start_interval_s` apart, do not count.
     """
 
     command: str
@@ -95,8 +90,6 @@ class Verifier:
 
     Attributes:
         tests: Folder with the tests, whose ``test.sh`` writes the reward.
-        timeout_s: Maximum seconds of the tests.
-        env: Environment variables of the tests.
         is_separate: Whether the tests run in a sandbox of their own, which sees only the artifacts.
         dockerfile: Dockerfile of the verifier's image; None for the image of the environment.
         image: Name of the verifier's image; empty for that of `dockerfile` or of the environment.
@@ -121,9 +114,7 @@ class TerminalTask:
 
     Attributes:
         name: Name of the task, such as ``org/name``.
-        folder: Folder of the task.
         instruction: What the agent is asked.
-        verifier: How the result is verified.
         solution: Folder with ``solve.sh``, which solves the task; None if unknown.
         timeout_s: Maximum seconds of the agent's tool calls; None for the limit of the environment.
         environment: Folder with the files of the environment and, unless `image` is set, its Dockerfile.
@@ -136,16 +127,10 @@ class TerminalTask:
         packages: Debian packages that the image of a portable task has besides Python.
         profile: Profile of the sandboxes. In ``"system"``, all programs of the agent and of the verifier run as root.
         workdir: Working directory of the agent and of the tests; empty for that of the image.
-        env: Environment variables of the sandbox.
-        cpus: CPU limit; None for the default.
-        memory_mib: Memory limit in MiB; None for the default.
-        disk_mib: Disk limit in MiB; None for the default.
+        cpus, memory_mib, disk_mib: Limits of the sandbox; None for the default.
         network: Network that the task asks for: ``"none"``, ``"open"`` or a tuple of hosts.
-        healthcheck: Must succeed before the agent starts; None for none.
-        solution_env: Environment variables of the solution.
-        artifacts: What a verifier in its own sandbox sees.
-        difficulty: Difficulty, as the task declares it; empty if unknown.
-        category: Category, as the task declares it; empty if unknown.
+        artifacts: What a verifier in its own sandbox sees; if empty, the working directory.
+        difficulty, category: As the task declares them; empty if unknown.
         cheats: Scripts by name that try to earn a reward without solving the task.
         notes: What envkit does not support in this task, one line each.
         scratch: Keeps `folder` if the task is generated, or tests and solution of a task of Terminal-Bench.
@@ -178,9 +163,3 @@ class TerminalTask:
     cheats: Mapping[str, Path] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     scratch: ScratchFolder | None = None
-
-    @property
-    def dockerfile(self) -> Path | None:
-        """The Dockerfile of the environment; None if it has no Dockerfile."""
-        path = self.environment / "Dockerfile"
-        return path if path.is_file() else None

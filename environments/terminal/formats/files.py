@@ -47,19 +47,15 @@ def require_usable(folder: Path) -> None:
 
 
 def read_text(file: Path) -> str:
-    """Return the content of a file that describes a task.
+    """Return the content of a file that describes a task, in a folder that `require_usable` has accepted.
 
     Raises:
-        ConfigError: It cannot be read, is no regular file, is larger than `MAX_TEXT`, or is not UTF-8.
+        ConfigError: It cannot be read, is larger than `MAX_TEXT`, or is not UTF-8.
     """
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise ConfigError([f"{file}: must be a regular file"])
-            content = opened.read(MAX_TEXT + 1)
-        if len(content) > MAX_TEXT:
+        if file.stat().st_size > MAX_TEXT:
             raise ConfigError([f"{file}: must have at most {MAX_TEXT >> 10} KiB"])
-        return content.decode()
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{file}: cannot be read: {error}"]) from None
 

@@ -21,7 +21,6 @@ def test_a_task_is_read_with_its_tests_and_solution(tmp_path: Path) -> None:
     verifier = task.verifier
 
     assert (task.name, task.difficulty, task.category, task.network) == ("first", "easy", "files", "open")
-    assert task.dockerfile == tmp_path / "first" / "Dockerfile"
     assert (task.instruction, task.timeout_s) == ("Do it.", 90)
     assert task.solution is not None
     assert (task.solution / "solve.sh").read_text() == "touch done\n"
