@@ -51,7 +51,7 @@ class CodeTask(SandboxTask[bytes]):
 
     def __init__(self, problem: Problem, options: CodeOptions) -> None:
         self.problem, self.options = problem, options
-        self.spec, self.logs = options.spec, options.logs
+        self.spec = options.spec
         self.judge_limit_s = options.timeout_s + _WRITES_S
         self.statement = (
             f"{_statement(problem)}\n\nWrite it to {SOLUTION}, where a stub is. `python3 test_examples.py` in "

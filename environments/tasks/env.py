@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from envkit import clock
 from envkit.errors import UsageError
 from envkit.protocols import Player, Sandbox, SandboxPool
 from envkit.types import GRADER_HOME, Options, Reset, SandboxSpec
@@ -124,16 +121,13 @@ class TaskEnv(ToolEnv):
         return self.task.statement
 
     async def grade(self) -> float | None:
-        """Return the reward that the judge gives the agent's work, and keep the log in `grader_output` and in `logs`.
+        """Return the reward that the judge gives the agent's work, and keep the end of the log in `grader_output`.
 
         Raises:
             SandboxLostError, SandboxStartError, CapacityError: The judge had no sandbox; see `in_fresh_sandbox`.
         """
         verdict = await self.judged()
         self.grader_output = f"{self.grader_output}\n{verdict.log}".strip("\n")[-_MAX_OUTPUT:]
-        if self.task.logs is not None:
-            name = f"{(self.task.name or 'task').replace('/', '-')}-{secrets.token_hex(4)}.txt"
-            await clock.to_thread(_write, Path(self.task.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
         return verdict.reward
 
     async def work(self) -> Any:
@@ -167,15 +161,6 @@ class TaskEnv(ToolEnv):
             judge,
             ended=lambda cause: Verdict(reward=0.0, log=f"the judge's sandbox has ended: {cause}"),
         )
-
-
-def _write(path: Path, text: str) -> None:
-    path = path.expanduser()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None
 
 
 async def require_no_copies(

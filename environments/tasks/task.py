@@ -50,7 +50,6 @@ class SandboxTask(Generic[WorkT]):
         paths: Paths of the files that are the work, if `collect` is not overridden.
         judge_limit_s: Maximum seconds of what `collect` and `judge` run, by the task's own limits; None if there are
             none. The deadline of those who wait for the judge is never shorter, so that it does not pass first.
-        logs: Folder for a file with reward and log of each verdict; None for none.
         modules: Names of modules that the agent must not find in its sandbox, besides those of envkit.
     """
 
@@ -59,7 +58,6 @@ class SandboxTask(Generic[WorkT]):
     spec: SandboxSpec = SandboxSpec()
     paths: Sequence[str] = ()
     judge_limit_s: float | None = None
-    logs: str | None = None
     modules: Sequence[str] = ()
 
     @property

@@ -53,7 +53,6 @@ class TerminalOptions:
             task, which ``envkit tasks Terminal-v0 build`` makes, and None the default of the backend. Other tasks
             always have their own image.
         network: ``"none"``, or ``"task"`` for the network that the task asks for.
-        logs: Folder for a file with reward and output of each verification; None for none.
         keep_processes: Whether processes of the agent go on during the verification, if it shares the agent's sandbox.
     """
 
@@ -64,12 +63,10 @@ class TerminalOptions:
     mode: Literal["bash", "screen", "script"] = "bash"
     image: str | None = None
     network: Literal["none", "task"] = "none"
-    logs: str | None = None
     keep_processes: bool = False
 
     def __post_init__(self) -> None:
         check_path("tasks", self.tasks)
-        check_path("logs", self.logs)
         check_split(self.split)
         if isinstance(self.difficulty, int):
             check_integer("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)

@@ -38,7 +38,6 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
 
     def __init__(self, task: TerminalTask, options: TerminalOptions) -> None:
         self.name, self.task, self.options = task.name, task, options
-        self.logs = options.logs
         self.statement = f"{_introduction(options.mode, task.workdir)}\n\n{task.instruction.strip()}"
         needs_image = options.image == OF_TASK or not task.is_portable
         self.spec = SandboxSpec(

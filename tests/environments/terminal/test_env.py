@@ -31,8 +31,10 @@ def bash(command: str) -> str:
     return write_call("bash", command=command)
 
 
-def played(folder: Path, *actions: str, **options: Any) -> tuple[list[str], float | None]:
-    """Play an episode of a folder of tasks; return what was observed and the grade."""
+def played(
+    folder: Path, *actions: str, logs: list[str] | None = None, **options: Any
+) -> tuple[list[str], float | None]:
+    """Play an episode of a folder of tasks; return what was observed and the grade. `logs` gets the verifier's log."""
 
     async def main() -> tuple[list[str], float | None]:
         async with open_tool_pool("local") as pool:
@@ -44,6 +46,7 @@ def played(folder: Path, *actions: str, **options: Any) -> tuple[list[str], floa
                     seen.append((await env.step(action)).observation.text)
                 return seen, await env.grade()
             finally:
+                (logs if logs is not None else []).append(env.grader_output)
                 await env.close()
 
     return clock.run(main)
@@ -153,9 +156,9 @@ def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, c
 def test_a_reward_that_only_the_agents_work_prevents_is_0(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, check="import os\ndef verify(): os.path.exists('/workspace/break') and os._exit(0)\n")
     assert played(path, SUBMIT)[1] == 1.0
-    assert played(path, bash("touch break"), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
-    (log,) = (tmp_path / "logs").iterdir()
-    assert "The tests write a reward if the agent has done nothing" in log.read_text()
+    logs: list[str] = []
+    assert played(path, bash("touch break"), SUBMIT, logs=logs)[1] == 0.0
+    assert "The tests write a reward if the agent has done nothing" in logs[0]
 
 
 @pytest.mark.bwrap
@@ -248,10 +251,9 @@ def test_a_task_may_have_less_time_than_the_environment(tmp_path: Path) -> None:
     ],
 )
 def test_artifacts_that_cannot_be_taken_earn_0(tmp_path: Path, command: str, reason: str) -> None:
-    assert played(write_tiny(tmp_path), bash(command), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
-    (log,) = (tmp_path / "logs").iterdir()
-    assert log.name.startswith("envkit-tiny-")
-    assert reason in log.read_text()
+    logs: list[str] = []
+    assert played(write_tiny(tmp_path), bash(command), SUBMIT, logs=logs)[1] == 0.0
+    assert reason in logs[0]
 
 
 @pytest.mark.bwrap

@@ -42,7 +42,7 @@ def test_a_file_of_others_cannot_choose_them_either() -> None:
     refuse_foreign("Code-v0", found, {"image": "mine"}, "the recording")
 
 
-_PATHS = {"level_file", "logs", "review", "tasks", "file"}
+_PATHS = {"level_file", "review", "tasks", "file"}
 _MACHINE = {"image", "keep_processes", "network"}
 
 
