@@ -66,7 +66,7 @@ def read_task(folder: Path) -> TerminalTask:
     environment = folder / "environment"
     _require_playable(file, found, environment, notes)
     profile: Profile = own.profile or ("strict" if own.portable else "system")
-    network = found.agent.network(_network(settings))
+    network = found.agent.network(settings.network("open" if settings.allow_internet else "none"))
     artifacts = _artifacts(f"{file}: artifacts", found.artifacts)
     if own.portable:
         workdir = settings.workdir or WORK
@@ -101,8 +101,8 @@ def read_task(folder: Path) -> TerminalTask:
         workdir=workdir,
         env=schema.resolved(f"{file}: environment.env", settings.env),
         cpus=settings.cpus,
-        memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),
-        disk_mib=_size(file, "storage", settings.storage_mb, settings.storage),
+        memory_mib=schema.size_mib(f"{file}: environment.memory", settings.memory_mb, settings.memory),
+        disk_mib=schema.size_mib(f"{file}: environment.storage", settings.storage_mb, settings.storage),
         network=network,
         healthcheck=settings.healthcheck,
         solution_env=schema.resolved(f"{file}: solution.env", found.solution.env),
@@ -206,16 +206,6 @@ def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> N
         notes.append(f"agent.user: {user}: programs of the agent run as {runs_as}")
     if found.verifier.user not in (None, "root", 0):
         notes.append(f"verifier.user: {found.verifier.user}: tests run as root")
-
-
-def _network(table: schema.EnvironmentTable) -> str | tuple[str, ...]:
-    if table.network_mode is None and table.allow_internet is not None:
-        return "open" if table.allow_internet else "none"
-    return table.network("open")
-
-
-def _size(file: Path, name: str, mib: int | None, text: str) -> int | None:
-    return schema.size_mib(f"{file}: environment.{name}", text) if mib is None and text else mib
 
 
 def _instruction(folder: Path) -> str:

@@ -39,7 +39,6 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvironmentTable(NetworkTable, frozen=True, kw_only=True):
-    build_timeout_sec: float = 600.0
     docker_image: str = ""
     os: str = "linux"
     cpus: float | None = None
@@ -55,7 +54,7 @@ class EnvironmentTable(NetworkTable, frozen=True, kw_only=True):
     workdir: str = ""
     memory: str = ""
     storage: str = ""
-    allow_internet: bool | None = None
+    allow_internet: bool = True
 
 
 class VerifierTable(NetworkTable, frozen=True, kw_only=True):
@@ -140,12 +139,14 @@ def read_file(file: Path) -> TaskFile:
     return found
 
 
-def size_mib(place: str, text: str) -> int:
-    """Return a size such as ``2G`` in MiB; `place` is the file and key, for errors.
+def size_mib(place: str, mib: int | None, text: str) -> int | None:
+    """Return `mib`, or else a size such as ``2G`` in MiB; `place` is the file and key, for errors.
 
     Raises:
         ConfigError: The text is not a size.
     """
+    if mib is not None or not text:
+        return mib
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError([f"{place}: must be a size like 2G or 512M, got {text!r}"])
