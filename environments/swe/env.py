@@ -179,6 +179,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         self.timeout_s = options.lock.timeout_s(bug.base)
         self.judge_limit_s = grade_limit_s(self.timeout_s)
         self._hidden = frozenset[str]() if options.statement == 3 else bug.test_files
+        self.prepared_key = (tree, self._hidden)
         self.issue = bug.statements[min(options.statement, len(bug.statements)) - 1].strip()
         tests = "" if options.statement == 3 else "The tests that fail because of it were removed. "
         self.statement = (

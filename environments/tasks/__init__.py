@@ -3,6 +3,7 @@
 from .env import TaskEnv
 from .judge import ask_judge, in_fresh_sandbox, read_score
 from .players import Cheat, Nop, Oracle, OwnCheats, PlanPlayer, Script
+from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "Verdict",
     "ask_judge",
     "in_fresh_sandbox",
+    "lease_prepared",
     "read_score",
 ]

@@ -18,6 +18,7 @@ from ..tools import ToolEnv
 from ..tools.limits import LEASE_S
 from .judge import in_fresh_sandbox
 from .players import Cheat, OwnCheats, PlanPlayer, solution_of
+from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
 _MAX_OUTPUT = 4000
@@ -106,10 +107,18 @@ class TaskEnv(ToolEnv):
         """
         self.task = task = await self.open_task(seed, options)
         self.grade_limit_s = task.judge_limit_s
-        async with self.sandboxes.lease(task.spec, wait_s=LEASE_S) as sandbox:
+
+        async def prepare(sandbox: Sandbox) -> None:
             await require_no_copies(self.sandboxes, sandbox, task.spec, task.modules)
             await task.prepare(sandbox)
-            yield sandbox
+
+        if task.prepared_key is not None:
+            async with lease_prepared(self.sandboxes, task.spec, task.prepared_key, prepare) as sandbox:
+                yield sandbox
+        else:
+            async with self.sandboxes.lease(task.spec, wait_s=LEASE_S) as sandbox:
+                await prepare(sandbox)
+                yield sandbox
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`. If the task has a name, it is ``info["task"]``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -47,6 +47,8 @@ class SandboxTask(Generic[WorkT]):
         name: Name of the task.
         statement: What the agent is asked.
         spec: Spec of the agent's sandbox, and of the judge's unless `judge_spec` is overridden.
+        prepared_key: All that the result of `prepare` depends on, if it should be kept as a snapshot for later
+            episodes; None to prepare each sandbox.
         paths: Paths of the files that are the work, if `collect` is not overridden.
         judge_limit_s: Maximum seconds of what `collect` and `judge` run, by the task's own limits; None if there are
             none. The deadline of those who wait for the judge is never shorter, so that it does not pass first.
@@ -56,6 +58,7 @@ class SandboxTask(Generic[WorkT]):
     name: str = ""
     statement: str = ""
     spec: SandboxSpec = SandboxSpec()
+    prepared_key: Hashable | None = None
     paths: Sequence[str] = ()
     judge_limit_s: float | None = None
     modules: Sequence[str] = ()

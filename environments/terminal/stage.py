@@ -55,6 +55,8 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         collected_s = sum(one.timeout_s for one in verifier.collect)
         setup_s = _SETUP_S if task.setup else 0.0
         self.judge_limit_s = moved_s + setup_s + collected_s + 2 * verifier.timeout_s
+        # Most generated tasks are played only a few times, so a snapshot of each does not pay.
+        self.prepared_key = task.folder if task.is_portable and task.scratch is None else None
 
     @property
     def judge_spec(self) -> SandboxSpec:

@@ -31,6 +31,8 @@ from envkit.http.server.server import serve
 from envkit.protocols import SandboxPool
 from envkit.wiring.environments import Resources, registered, slots
 
+_REMOVE_S = 5.0
+
 
 async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, judge: str | None = None) -> None:
     """Serve up to `capacity` concurrent episodes on the Unix socket `path`, until a signal or the end of the parent.
@@ -74,11 +76,19 @@ async def _resources(sandboxes: str | None, judge: str | None) -> AsyncIterator[
         remedy = "set envs.judge to MODEL@URL in the configuration of the server"
         found = Resources(judge_remedy=remedy, builds_data=False)
         if sandboxes is not None:
+            from envkit.environments.tasks.prepared import remove_prepared
             from envkit.http.client.sandbox_client import SandboxClient
             from envkit.sandbox.transfer import tar_stream
 
             client = await parts.enter_async_context(SandboxClient(sandboxes, folder_transport=tar_stream))
-            found = replace(found, sandboxes=cast("SandboxPool", client))  # no `events`
+            pool = cast("SandboxPool", client)  # no `events`
+            found = replace(found, sandboxes=pool)
+
+            async def remove_snapshots() -> None:
+                with anyio.move_on_after(_REMOVE_S, shield=True):
+                    await remove_prepared(pool)
+
+            parts.push_async_callback(remove_snapshots)  # the server of the sandboxes keeps them
         if judge is not None:
             from envkit.wiring.judge import open_judge
 

@@ -1,8 +1,8 @@
 """Play own tasks and a built one of two packages with the oracle, the nop and every cheat, on each backend.
 
 The oracle must succeed, and all others must earn nothing. Cheats whose result may depend on timing play five times.
-The times of the built tasks are medians of three: preparation of a sandbox, and grading against a run of the
-package's tests in a sandbox that is ready. Docker runs its default image.
+The times of the built tasks are medians of three: preparation of a sandbox against the start from its snapshot, and
+grading against a run of the package's tests in a sandbox that is ready. Docker runs its default image.
 
     python benchmarks/evidence/environments/swe_cheats.py
 
@@ -46,7 +46,7 @@ REPEAT = 3
 
 
 def measure(task: SweTask, folder: Path, cache: Path, backend: str) -> dict[str, Any]:
-    """Return medians: preparation of an episode in ms, and the tests and their grading in seconds."""
+    """Return medians: preparation and start of an episode in ms, and the tests and their grading in seconds."""
     tests = environment(PYTEST, cache / "environments", print)
 
     async def main() -> dict[str, Any]:
@@ -62,8 +62,9 @@ def measure(task: SweTask, folder: Path, cache: Path, backend: str) -> dict[str,
         for _ in range(REPEAT):
             async with open_tool_pool(backend) as pool:
                 env = Swe(sandboxes=pool, data={"swe": cache}, tasks=str(folder))
-                await timed("preparation", partial(env.reset, seed=0, options={}))
-                await env.close()
+                for what in ("preparation", "start"):
+                    await timed(what, partial(env.reset, seed=0, options={}))
+                    await env.close()
                 async with pool.lease(spec_of(tests)) as sandbox:
                     await sandbox.upload(tree, REPO)
                     await timed("suite", partial(run_tests, sandbox))
@@ -72,6 +73,7 @@ def measure(task: SweTask, folder: Path, cache: Path, backend: str) -> dict[str,
         found = {what: median(seconds) for what, seconds in times.items()}
         return {
             "preparation_ms": round(1000 * found["preparation"]),
+            "start_ms": round(1000 * found["start"]),
             "suite_s": round(found["suite"], 2),
             "grading_s": round(found["grading"], 2),
             "grading_limit_s": round(1.5 * found["suite"] + 1, 2),

@@ -7,14 +7,20 @@ import pytest
 
 from envkit import clock, registry
 from envkit.config.serving import ServeConfig
+from envkit.environments.tasks.prepared import lease_prepared
 from envkit.errors import ForbiddenError, UsageError
+from envkit.protocols import Sandbox
 from envkit.registry import register
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
-from envkit.types import Task
+from envkit.types import SandboxSpec, Task
+from envkit.wiring.env_server import _resources
 from envkit.wiring.gateway.trusted import RoutedHosts, TrustedEnvs, trusted_host
 from tests.echoes import Worker, fleet_of
+from tests.http.envs import serving, slots
+from tests.http.pools import pool_of
+from tests.sandbox.fake.backend import FakeBackend
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +83,26 @@ def test_environments_with_needs_are_played_by_the_trusted_worker_which_keeps_ru
                 routed.lease(Task("Refused-v0", 1))
 
     clock.run(main, virtual=True)
+
+
+def test_a_worker_that_is_stopped_removes_its_snapshots_from_the_server() -> None:
+    async def prepare(sandbox: Sandbox) -> None:
+        await sandbox.write("/workspace/a", b"a")
+
+    async def main() -> None:
+        async with (
+            FakeBackend() as backend,
+            slots() as host,
+            pool_of(backend) as pool,
+            serving(host, pool=pool) as address,
+        ):
+            with anyio.CancelScope() as scope:
+                async with _resources(address, None) as found:
+                    assert found.sandboxes is not None
+                    async with lease_prepared(found.sandboxes, SandboxSpec(), "key", prepare):
+                        assert backend._snapshots
+                    scope.cancel()
+                    await anyio.sleep_forever()
+            assert not backend._snapshots
+
+    clock.run(main)
