@@ -144,11 +144,12 @@ class TaskEnv(ToolEnv):
         return await self.task.collect(self.sandbox)
 
     async def judged(self) -> Verdict:
-        """Collect the agent's work, release its sandbox, so that the judge's has room, and judge the work."""
+        """Collect the agent's work, release its sandbox if no task follows, and judge the work."""
         work = await self.work()
         if isinstance(work, Verdict):
             return work
-        await self.close()
+        if not self.task.later:
+            await self.close()
         return await self.judge_work(work)
 
     async def judge_work(self, work: Any) -> Verdict:

@@ -75,7 +75,7 @@ class Nop(Player):
 
 @dataclass(frozen=True, slots=True)
 class PlanPlayer(Player):
-    """Carries out a plan and submits the work.
+    """Carries out a plan and submits the work; so also in the tasks that follow, see `SandboxTask.later`.
 
     Attributes:
         task_of: Returns the task of an episode; see `TaskEnv.task_of`.
@@ -93,7 +93,7 @@ class PlanPlayer(Player):
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         options = {**self.options, **request.task.options}
         task = self.task_of(request.task.seed, options)
-        actions = actions_of(task, self.plan_of(task), start)
+        actions = [action for one in (task, *task.later) for action in actions_of(one, self.plan_of(one), start)]
         turns: Any = options["max_turns"]
         if len(actions) - 1 > turns:  # the last one is the submission
             needs = f"the player needs {len(actions)} turns for {task.name}"

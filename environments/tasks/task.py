@@ -52,6 +52,7 @@ class SandboxTask(Generic[WorkT]):
         paths: Paths of the files that are the work, if `collect` is not overridden.
         judge_limit_s: Maximum seconds of what `collect` and `judge` run, by the task's own limits; None if there are
             none. The deadline of those who wait for the judge is never shorter, so that it does not pass first.
+        later: The tasks that follow in the episode, in the same sandbox of the agent, after a submission each.
         modules: Names of modules that the agent must not find in its sandbox, besides those of envkit.
     """
 
@@ -61,6 +62,7 @@ class SandboxTask(Generic[WorkT]):
     prepared_key: Hashable | None = None
     paths: Sequence[str] = ()
     judge_limit_s: float | None = None
+    later: Sequence[SandboxTask[WorkT]] = ()
     modules: Sequence[str] = ()
 
     @property

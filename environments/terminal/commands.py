@@ -152,7 +152,8 @@ def _export(tasks: Sequence[TerminalTask], folder: Path) -> None:
     for task, target in zip(tasks, made, strict=True):
         try:
             shutil.copytree(task.folder, target, ignore=shutil.ignore_patterns("__pycache__"))
-            add_harness(target / task.verifier.tests.relative_to(task.folder))
+            for tests in {one.verifier.tests for one in (task, *task.later)}:
+                add_harness(target / tests.relative_to(task.folder))
         except OSError as error:
             raise UsageError(f"{target}: {error.strerror}; choose a folder that can be written") from None
 

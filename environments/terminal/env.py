@@ -5,7 +5,8 @@ Actions      calls of bash, view_file, edit_file and submit; with ``mode="screen
              ``mode="script"`` any text, whose last block of bash (or else the whole text) runs as a script. The
              submission is what the task declares as its artifacts, mostly its working directory
 Reward       from the task's tests, after the last action: mostly 1.0 or 0.0
-Ends         terminated after submit or the script; truncated after ``max_turns`` actions
+Ends         terminated after submit or the script (of the last step, if the task has several); truncated after
+             ``max_turns`` actions
 Tasks        generated ones of ten families, the fifteen of envkit (a test set), or folders in the format of Harbor or
              Terminal-Bench
 Options      see `TerminalOptions`, and the limits of `ToolEnv`
@@ -27,7 +28,7 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxRefusedError
+from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError
 from envkit.installation import load
 from envkit.metrics import Fold
 from envkit.protocols import Sandbox, SandboxPool
@@ -38,7 +39,7 @@ from ..tasks import TaskEnv, Verdict, in_fresh_sandbox
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
 from .screen import Screen
-from .stage import TerminalStage, how_to_build
+from .stage import BEGIN_S, TerminalStage, how_to_build, run_setup
 from .tasks import Healthcheck, TerminalTask
 from .verifier import VerifierError
 
@@ -65,6 +66,8 @@ class Terminal(TaskEnv):
         super().__init__(sandboxes=sandboxes, **arguments)
         self._screen = Screen()
         self._use(options_of(self._defaults).mode)
+        self._episode_s, self._steps = math.inf, 1
+        self._rewards: dict[TerminalStage, float] = {}
 
     @classmethod
     def check_options(cls, options: Options) -> None:
@@ -97,27 +100,76 @@ class Terminal(TaskEnv):
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
         start = await super().reset(seed=seed, options=options)
-        task = self.task.task
+        task, later = self.task.task, self.task.later
+        self._rewards, self._steps = {}, 1 + len(later)
+        if later:  # an action may contain a verification, and the begin of the next step
+            self.grade_limit_s = max(one.judge_limit_s or 0.0 for one in (self.task, *later))
+            extra_s = self.grade_limit_s + BEGIN_S + _HEALTHY_S
+            start = msgspec.structs.replace(
+                start,
+                step_limit_s=(start.step_limit_s or 0.0) + extra_s,
+                grade_limit_s=self.grade_limit_s,
+                episode_limit_s=self._episode_s + len(later) * extra_s,
+            )
         info: Info = {**start.info, "category": task.category, "level": _level(task), "folder": task.workdir}
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
     async def start(self, seed: int, options: Options) -> str:
         task = self.task.task
         self._screen.cwd = task.workdir or None
-        limit_s = min(self._limits.episode_timeout_s, task.timeout_s or math.inf)
-        self._limits = replace(self._limits, episode_timeout_s=limit_s)
+        self._episode_s = self._limits.episode_timeout_s
         if not task.is_portable:
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
             await _wait_until_healthy(self.sandbox, task, task.healthcheck)
-        if task.workdir:
-            await self.sandbox.shell().run(f"cd -- {shlex.quote(task.workdir)}")
+        await self._begin(task)
         return self.task.statement
 
     async def step(self, action: str) -> Step:
-        """Run the tool that the action calls, or in the mode ``"script"`` the script, which ends the episode."""
-        if self._mode != "script":
-            return await super().step(action)
+        """Run the tool that the action calls; after the submission of a step, verify it and begin the next one."""
+        step = await (self._run_script(action) if self._mode == "script" else super().step(action))
+        task = self.task
+        if self.submitted is None or not task.later or "sandbox_ended" in step.info:
+            return step
+        self._rewards[task] = await super().grade() or 0.0
+        if self.sandbox_ended is not None or self._rewards[task] < task.task.min_reward:
+            return step
+        following, *rest = task.later
+        try:
+            await self._begin(following.task)
+        except SandboxError as error:
+            if isinstance(error, SandboxLostError) and not error.cause.by_agent:
+                raise
+            # The agent's earlier work prevents the next step
+            text, is_last = f"The step was submitted. The next one cannot begin: {error}", True
+        else:
+            self.task, following.later = following, rest
+            self.submitted, self._running = None, True
+            text, is_last = f"The step was submitted. The next one:\n\n{following.task.instruction.strip()}", False
+        observation = msgspec.structs.replace(step.observation, text=text)
+        return msgspec.structs.replace(step, observation=observation, terminated=is_last)
+
+    async def grade(self) -> float | None:
+        """Verify the last step that the agent worked on, and return the reward of the task; see `judged`."""
+        self.task.later = []
+        if self.task not in self._rewards:
+            self._rewards[self.task] = await super().grade() or 0.0
+        rewards = [*self._rewards.values(), *[0.0] * (self._steps - len(self._rewards))]
+        return rewards[-1] if self.task.task.reward == "final" else sum(rewards) / len(rewards)
+
+    async def _begin(self, task: TerminalTask) -> None:
+        """Prepare the sandbox, its shell and the time limit for a step."""
+        limit_s = self._used_s + (task.timeout_s or math.inf)
+        self._limits = replace(self._limits, episode_timeout_s=min(self._episode_s, limit_s))
+        if task.workdir:
+            await self.sandbox.shell().run(f"cd -- {shlex.quote(task.workdir)}")
+        if task.step_setup is not None:
+            await self.sandbox.upload(task.step_setup, "/tmp/setup.sh")
+            await run_setup(self.sandbox, task, "/tmp/setup.sh")
+        if task.step_healthcheck is not None:
+            await _wait_until_healthy(self.sandbox, task, task.step_healthcheck)
+
+    async def _run_script(self, action: str) -> Step:
         script, is_valid = code_block(action, _SHELLS)
         step = await super().step(write_call("bash", command=script))
         self.submitted, self._running = "", False
@@ -127,7 +179,7 @@ class Terminal(TaskEnv):
         return msgspec.structs.replace(step, observation=observation, terminated=True, truncated=False, info=info)
 
     async def judged(self) -> Verdict:
-        """Verify the task.
+        """Verify a step.
 
         Raises:
             VerifierError: The tests wrote no valid reward, and do not write one without the agent's work either.
@@ -137,7 +189,8 @@ class Terminal(TaskEnv):
             return await super().judged()
         except VerifierError as error:
             problem = str(error)
-            await self.close()
+            if not self.task.later:
+                await self.close()
             return await in_fresh_sandbox(
                 self.sandboxes,
                 self.task.judge_spec,

@@ -63,7 +63,7 @@ def verifier_image_of(task: TerminalTask) -> str:
 
 def builds(task: TerminalTask) -> Iterator[Build]:
     """Yield how to build each image of a task that is not pulled from a registry."""
-    found = [build_of(task), _verifier_build(task)]
+    found = [build_of(task), *map(_verifier_build, (task, *task.later))]
     yield from {build.tag: build for build in found if build is not None}.values()
 
 

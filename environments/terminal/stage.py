@@ -1,4 +1,4 @@
-"""A task as `TaskEnv` plays it: its sandbox, its solution, the agent's artifacts, and its verification."""
+"""A step of a task, as `TaskEnv` plays it: its sandbox, its solution, the agent's artifacts, and its verification."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from .options import OF_TASK, OWN, TerminalOptions
 from .tasks import WORK, Artifact, TerminalTask
 from .verifier import SETUP_S, VerifierError, end_processes, run_tests
 
-_SETUP_S = 300.0
+BEGIN_S = 300.0
+"""Maximum seconds of the setup of a task or step."""
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
 _CHANGES_SHELL = re.compile(r"\b(exit|set|exec|trap|shopt|cd|return|BASH_SOURCE)\b|\$0")
 _ARCHIVE = "/tmp/solution.tar.gz"
 
 
 class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
-    """A task whose work consists of the agent's artifacts, as tar archives.
+    """A step of a task, mostly its only one. The agent's work consists of artifacts, as tar archives.
 
     Args:
         task: The task.
         options: Options of the environment.
     """
+
+    later: Sequence[TerminalStage]
 
     def __init__(self, task: TerminalTask, options: TerminalOptions) -> None:
         self.name, self.task, self.options = task.name, task, options
@@ -50,10 +53,11 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             profile=task.profile,
             untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
         )
+        self.later = [TerminalStage(one, options) for one in task.later]
         verifier = task.verifier
         moved_s = 2 * SETUP_S * (4 + len(task.artifacts))  # with and without the agent's work
         collected_s = sum(one.timeout_s for one in verifier.collect)
-        setup_s = _SETUP_S if task.setup else 0.0
+        setup_s = BEGIN_S if task.setup else 0.0
         self.judge_limit_s = moved_s + setup_s + collected_s + 2 * verifier.timeout_s
         # Most generated tasks are played only a few times, so a snapshot of each does not pay.
         self.prepared_key = task.folder if task.is_portable and task.scratch is None else None
@@ -97,10 +101,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             await sandbox.upload(task.environment, WORK)
         await sandbox.exec(["rm", "-f", "--", *(f"{WORK}/{name}" for name in _NOT_UPLOADED)])
         if task.setup:
-            command = ["sh", "-c", 'sh "$0" && rm -f "$0"', f"{WORK}/{task.setup}"]
-            done = await sandbox.exec(command, cwd=WORK, timeout_s=_SETUP_S)
-            if done.exit_code != 0:
-                raise SandboxError(f"{task.name}: its setup failed: {cut_middle(done.stderr or done.stdout, 1000)}")
+            await run_setup(sandbox, task, f"{WORK}/{task.setup}")
 
     async def collect(self, sandbox: Sandbox) -> Sequence[tuple[Artifact, bytes]] | Verdict:
         """End the agent's processes, and return the artifacts, or the verdict if tests run in the agent's sandbox."""
@@ -141,8 +142,17 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         if self.task.workdir:
             return self
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
-        task = replace(self.task, workdir=shown.stdout.strip())
-        return TerminalStage(task, self.options)
+        workdir = shown.stdout.strip()
+        later = tuple(replace(one, workdir=workdir) for one in self.task.later)
+        return TerminalStage(replace(self.task, workdir=workdir, later=later), self.options)
+
+
+async def run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:
+    """Run a script of the sandbox and remove it; a failure is a `SandboxError`."""
+    command = ["sh", "-c", 'sh "$0" && rm -f "$0"', path]
+    done = await sandbox.exec(command, cwd=task.workdir or None, timeout_s=BEGIN_S)
+    if done.exit_code != 0:
+        raise SandboxError(f"{task.name}: its setup failed: {cut_middle(done.stderr or done.stdout, 1000)}")
 
 
 def how_to_build(options: TerminalOptions) -> str:

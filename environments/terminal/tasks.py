@@ -5,6 +5,7 @@ A task is a folder in the format of Harbor; `envkit.environments.terminal.format
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -116,6 +117,11 @@ class TerminalTask:
         name: Name of the task, such as ``org/name``.
         instruction: What the agent is asked.
         solution: Folder with ``solve.sh``, which solves the task; None if unknown.
+        later: The steps after the first one, which is this task; they differ in the attributes around this one.
+        step_setup: Script of this machine that runs in the sandbox before the step; None for none.
+        step_healthcheck: Must succeed before the step; None for none.
+        min_reward: The next step begins only if this one has earned at least this reward.
+        reward: Reward of several steps: their mean, where steps that were not reached count 0, or that of the last one.
         timeout_s: Maximum seconds of the agent's tool calls; None for the limit of the environment.
         environment: Folder with the files of the environment and, unless `image` is set, its Dockerfile.
         image: Name of the environment's Docker image; empty to build one from the Dockerfile.
@@ -141,6 +147,11 @@ class TerminalTask:
     instruction: str
     verifier: Verifier
     solution: Path | None = None
+    later: tuple[TerminalTask, ...] = ()
+    step_setup: Path | None = None
+    step_healthcheck: Healthcheck | None = None
+    min_reward: float = -math.inf
+    reward: Literal["mean", "final"] = "mean"
     timeout_s: float | None = None
     environment: Path
     image: str = ""

@@ -16,7 +16,7 @@ T = TypeVar("T")
 MAX_TEXT = 256 << 10
 """Maximum bytes of a file that describes a task."""
 _MAX_FOLDER = 2 << 30
-_READ = frozenset({"environment", "tests", "solution", "cheats", "instruction.md", "check.py"})
+_READ = frozenset({"environment", "tests", "solution", "cheats", "steps", "workdir", "instruction.md", "check.py"})
 _READ_SUFFIXES = (".sh", ".toml", ".yaml", "Dockerfile", ".dockerignore")
 
 
@@ -35,7 +35,7 @@ def require_usable(folder: Path) -> None:
             path = f"{parent}/{name}"  # a Path for each file takes twice as long
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode):
-                is_read = name in _READ or name.endswith(_READ_SUFFIXES)
+                is_read = name in _READ or name.endswith(_READ_SUFFIXES) or parent.endswith("/steps")
                 if is_read and not Path(path).resolve().is_relative_to(folder.resolve()):
                     raise ConfigError([f"{path}: must not be a link out of the folder of the task"])
             elif stat.S_ISREG(found.st_mode):

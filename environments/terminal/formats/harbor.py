@@ -5,8 +5,9 @@ envkit's own keys are in the table ``[metadata.envkit]``, and a folder ``cheats`
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -67,7 +68,6 @@ def read_task(folder: Path) -> TerminalTask:
     _require_playable(file, found, environment, notes)
     profile: Profile = own.profile or ("strict" if own.portable else "system")
     network = found.agent.network(settings.network("open" if settings.allow_internet else "none"))
-    artifacts = _artifacts(f"{file}: artifacts", found.artifacts)
     if own.portable:
         workdir = settings.workdir or WORK
         if workdir != WORK or profile != "strict" or settings.docker_image:
@@ -81,16 +81,10 @@ def read_task(folder: Path) -> TerminalTask:
         if not settings.docker_image:
             notes.extend(ignored(environment / "Dockerfile"))
         _note_users(found, profile, notes)
-    verifier = _verifier(folder, file, found.verifier, network, notes)
-    if verifier.is_separate and not is_own and _PUBLISHED not in {artifact.source for artifact in artifacts}:
-        artifacts = (Artifact(source=_PUBLISHED), *artifacts)
-    return TerminalTask(
+    first, *later = _steps(folder, file, found, network, notes)
+    task = TerminalTask(
         name=found.task.name if found.task else folder.resolve().name,
         folder=folder,
-        instruction=_instruction(folder),
-        verifier=verifier,
-        solution=folder / "solution" if (folder / "solution" / "solve.sh").is_file() else None,
-        timeout_s=found.agent.timeout_sec,
         environment=environment,
         image=schema.image_name(f"{file}: environment.docker_image", settings.docker_image),
         is_portable=own.portable,
@@ -106,50 +100,103 @@ def read_task(folder: Path) -> TerminalTask:
         network=network,
         healthcheck=settings.healthcheck,
         solution_env=schema.resolved(f"{file}: solution.env", found.solution.env),
-        artifacts=artifacts,
+        reward=found.multi_step_reward_strategy,
         difficulty=str(found.metadata.difficulty),
         category=str(found.metadata.category),
         cheats=cheats,
         notes=tuple(dict.fromkeys(notes)),
+        **first,
+    )
+    return dataclasses.replace(task, later=tuple(dataclasses.replace(task, **step) for step in later))
+
+
+def _steps(
+    folder: Path, file: Path, found: schema.TaskFile, network: str | tuple[str, ...], notes: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield what belongs to each step, as attributes of `TerminalTask`. A task without steps is its only one."""
+    only = schema.StepTable(name="", agent=found.agent, verifier=found.verifier)
+    artifacts = _artifacts(f"{file}: artifacts", found.artifacts)
+    for step in found.steps or (only,):
+        part, tests, place, verifier = folder, folder / "tests", "", step.verifier
+        if step is not only:
+            if step.name in ("", ".", "..") or "/" in step.name:
+                raise ConfigError([f"{file}: steps.name: must be the name of a folder in steps, got {step.name!r}"])
+            part, place = folder / "steps" / step.name, f"steps.{step.name}."
+            if (part / "tests" / "test.sh").is_file():
+                if tests.is_dir():
+                    notes.append(f"{place}verifier: only the tests of the step are used, not those of the task")
+                tests = part / "tests"
+            if step.agent.network(network) != network:
+                notes.append(f"{place}agent.network_mode: all steps have the network of the environment")
+            if (part / "workdir").is_dir() and any(path.name != "setup.sh" for path in (part / "workdir").iterdir()):
+                notes.append(f"{place}workdir: of this folder, only setup.sh is used")
+            verifier = _inherited(verifier, found.verifier)
+        checked = _verifier(tests, file, f"{place}verifier", verifier, network, notes)
+        kept = (*artifacts, *_artifacts(f"{file}: {place}artifacts", step.artifacts))
+        if checked.is_separate and found.metadata.envkit is None and _PUBLISHED not in {one.source for one in kept}:
+            kept = (Artifact(source=_PUBLISHED), *kept)
+        solution, setup, least = part / "solution", part / "workdir" / "setup.sh", step.min_reward
+        yield {
+            "instruction": _instruction(part),
+            "verifier": checked,
+            "solution": solution if (solution / "solve.sh").is_file() else None,
+            "step_setup": setup if step is not only and setup.is_file() else None,
+            "step_healthcheck": step.healthcheck,
+            "min_reward": least.reward if isinstance(least, schema.RewardTable) else least,
+            "timeout_s": step.agent.timeout_sec or found.agent.timeout_sec,
+            "artifacts": kept,
+        }
+
+
+def _inherited(table: schema.VerifierTable, shared: schema.VerifierTable) -> schema.VerifierTable:
+    """Return the verifier of a step, which takes the keys that it lacks from that of the task."""
+    mode = table.mode or shared.mode
+    return replace(
+        table,
+        env={**shared.env, **table.env},
+        environment_mode=mode,
+        environment=table.environment or (shared.environment if mode == "separate" else None),
+        collect=(*shared.collect, *table.collect),
     )
 
 
 def _verifier(
-    folder: Path,
+    tests: Path,
     file: Path,
+    key: str,
     table: schema.VerifierTable,
     network: str | tuple[str, ...],
     notes: list[str],
 ) -> Verifier:
-    tests, environment, env = folder / "tests", table.environment, table.env
+    environment, env = table.environment, table.env
     if not (tests / "test.sh").is_file():
-        raise ConfigError([f"{file}: verifier: {tests / 'test.sh'} is missing"])
+        raise ConfigError([f"{file}: {key}: {tests / 'test.sh'} is missing"])
     with (tests / "test.sh").open("rb") as opened:
         if b"\r\n" in opened.read(4096):
-            notes.append("verifier: tests/test.sh has CR LF line ends, with which shells fail")
+            notes.append(f"{key}: tests/test.sh has CR LF line ends, with which shells fail")
     if table.environment_mode == "shared" and environment is not None:
-        raise ConfigError([f'{file}: verifier.environment: needs environment_mode = "separate"'])
+        raise ConfigError([f'{file}: {key}.environment: needs environment_mode = "separate"'])
     if table.network(network) not in (network, "none"):
-        notes.append("verifier.network_mode: the tests have the network of the environment")
-    is_separate = (table.environment_mode or (environment and "separate")) == "separate"
+        notes.append(f"{key}.network_mode: the tests have the network of the environment")
+    is_separate = table.mode == "separate"
     image, dockerfile = "", None
     if is_separate:
         image = environment.docker_image if environment else ""
-        image = schema.image_name(f"{file}: verifier.environment.docker_image", image)
+        image = schema.image_name(f"{file}: {key}.environment.docker_image", image)
         if not image and (tests / "Dockerfile").is_file():
             dockerfile = tests / "Dockerfile"
         if environment:
-            _require_linux(file, "verifier.environment", environment)
+            _require_linux(file, f"{key}.environment", environment)
             env = {**environment.env, **env}
             rest = [name for name in ("cpus", "memory_mb", "storage_mb", "healthcheck") if getattr(environment, name)]
             if rest:
-                notes.append(f"verifier.environment: {', '.join(rest)}: the verifier has the limits of the environment")
+                notes.append(f"{key}.environment: {', '.join(rest)}: the verifier has the limits of the environment")
     for one in table.collect:
-        _require_main(f"{file}: verifier.collect.service", one.service)
+        _require_main(f"{file}: {key}.collect.service", one.service)
     return Verifier(
         tests=tests,
         timeout_s=table.timeout_sec,
-        env=schema.resolved(f"{file}: verifier.env", env),
+        env=schema.resolved(f"{file}: {key}.env", env),
         is_separate=is_separate,
         dockerfile=dockerfile,
         image=image,
@@ -160,8 +207,6 @@ def _verifier(
 def _require_playable(file: Path, found: schema.TaskFile, environment: Path, notes: list[str]) -> None:
     """Raise an error if envkit cannot play the task; add a note for what it ignores."""
     settings = found.environment
-    if found.steps:
-        raise ConfigError([f"{file}: steps: envkit plays tasks of one step; this one has {len(found.steps)}"])
     _require_linux(file, "environment", settings)
     notes.extend(f"environment.{key}: {why}" for key, why in _UNUSED.items() if getattr(settings, key))
     if (compose := environment / "docker-compose.yaml").is_file():
@@ -201,9 +246,10 @@ def _require_main(place: str, service: str) -> None:
 
 def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> None:
     runs_as = "root" if profile == "system" else "the user agent"
-    user = found.agent.user
-    if user is not None and (user in ("root", 0)) != (profile == "system"):
-        notes.append(f"agent.user: {user}: programs of the agent run as {runs_as}")
+    users = {"agent.user": found.agent.user, **{f"steps.{one.name}.agent.user": one.agent.user for one in found.steps}}
+    for key, user in users.items():
+        if user is not None and (user in ("root", 0)) != (profile == "system"):
+            notes.append(f"{key}: {user}: programs of the agent run as {runs_as}")
     if found.verifier.user not in (None, "root", 0):
         notes.append(f"verifier.user: {found.verifier.user}: tests run as root")
 

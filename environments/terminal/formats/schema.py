@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -65,10 +66,28 @@ class VerifierTable(NetworkTable, frozen=True, kw_only=True):
     environment: EnvironmentTable | None = None
     collect: tuple[Collect, ...] = ()
 
+    @property
+    def mode(self) -> Literal["shared", "separate"] | None:
+        """The mode that the table asks for; None if it does not say."""
+        return self.environment_mode or (None if self.environment is None else "separate")
+
 
 class AgentTable(NetworkTable, frozen=True, kw_only=True):
     timeout_sec: Timeout | None = None
     user: str | int | None = None
+
+
+class RewardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reward: float
+
+
+class StepTable(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    agent: AgentTable = AgentTable()
+    verifier: VerifierTable = VerifierTable()
+    min_reward: float | RewardTable = -math.inf
+    healthcheck: Healthcheck | None = None
+    artifacts: tuple[str | Artifact, ...] = ()
 
 
 class SolutionTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +126,8 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     environment: EnvironmentTable = EnvironmentTable()
     solution: SolutionTable = SolutionTable()
     artifacts: tuple[str | Artifact, ...] = ()
-    steps: tuple[Any, ...] = ()
+    steps: tuple[StepTable, ...] = ()
+    multi_step_reward_strategy: Literal["mean", "final"] = "mean"
 
 
 # msgspec prepares a type at its first use; if two threads do that at once, the process crashes. So prepare it now.

@@ -33,6 +33,7 @@ class Count(SandboxTask[bytes]):
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self.later = [Count(3)] if seed == 2 else []
 
     @property
     def solution(self) -> Plan | None:
@@ -100,6 +101,12 @@ def test_the_words_of_a_cheat_stand_for_values_of_the_task() -> None:
         for action in actions_of(CountEnv.player(cheat.plan_for), bash, submit, count=2, seed=7)
     ]
     assert commands == ["cat > file-7 <<'END'\n7\nEND", "echo 7"]
+
+
+def test_the_tasks_that_follow_are_played_too_after_a_submission_each() -> None:
+    player = CountEnv.player(Cheat("", commands=("echo SEED",)).plan_for)
+    first, second = (write_call("bash", command=f"echo {seed}") for seed in (2, 3))
+    assert actions_of(player, bash, submit, count=5, seed=2) == [first, SUBMIT, second, SUBMIT, SUBMIT]
 
 
 def test_an_oracle_without_a_solution_or_with_one_that_cannot_be_played_is_an_error() -> None:

@@ -22,7 +22,7 @@ from tests.environments.terminal.formats.folders import harbor
 from tests.environments.tools.pools import pool_of
 from tests.sandbox.fake.backend import Fate
 
-from .tiny import SOLUTION, write_tiny
+from .tiny import SOLUTION, write_steps, write_tiny
 
 SUBMIT = write_call("submit")
 
@@ -234,12 +234,55 @@ def verify():
 
 
 @pytest.mark.bwrap
-def test_a_task_may_have_less_time_than_the_environment(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path)
-    _replace(path / "task.toml", "[agent]\n", "[agent]\ntimeout_sec = 1.5\n")
-    seen, _ = played(path, bash("echo first"), bash("sleep 5"))
+def test_each_step_is_verified_and_the_reward_is_their_mean(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    seen, reward = played(path, bash("touch one"), SUBMIT, bash("ls; touch two"), SUBMIT)
+    assert "Make the file two." in seen[2]
+    assert "one" in seen[3].split()
+    assert reward == 1.0
+    assert played(path, bash("touch one"), SUBMIT, SUBMIT)[1] == 0.5
+
+
+@pytest.mark.bwrap
+def test_each_step_has_its_own_time(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    with (path / "task.toml").open("a") as file:
+        file.write("[steps.agent]\ntimeout_sec = 1.5\n")  # of the second step
+    seen, _ = played(path, bash("sleep 2; echo first"), SUBMIT, bash("echo second"), bash("sleep 5"))
     assert seen[1].startswith("first")
-    assert "used up 1.5 s" in seen[2]
+    assert seen[3].startswith("second")
+    assert "used up" in seen[4]
+
+
+@pytest.mark.bwrap
+def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
+    path = write_steps(tmp_path, min_reward=1.0)
+    seen, reward = played(path, SUBMIT)
+    assert len(seen) == 2
+    assert reward == 0.0
+
+
+@pytest.mark.bwrap
+def test_a_step_may_have_a_setup_of_its_own_which_the_agent_can_break(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    (path / "steps/two/workdir").mkdir()
+    (path / "steps/two/workdir/setup.sh").write_text("mkdir two\n")
+    _, reward = played(path, bash("touch one"), SUBMIT, bash("rmdir two && touch two"), SUBMIT)
+    assert reward == 1.0
+    seen, reward = played(path, bash("touch one two"), SUBMIT)
+    assert "The next one cannot begin: envkit/tiny: its setup failed: mkdir" in seen[2]
+    assert reward == 0.5
+
+
+@pytest.mark.bwrap
+def test_a_script_for_each_step_and_the_reward_of_the_last_one(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    file = path / "task.toml"
+    file.write_text(f'multi_step_reward_strategy = "final"\n{file.read_text()}')
+    seen, reward = played(path, "true", "touch two", mode="script")
+    assert "Make the file two." in seen[1]
+    assert reward == 1.0
+    assert played(path, "touch one", mode="script")[1] == 0.0
 
 
 @pytest.mark.bwrap
@@ -336,12 +379,19 @@ def test_the_tests_run_without_settings_and_packages_of_the_agent(tmp_path: Path
 
 @pytest.mark.bwrap
 def test_callers_wait_as_long_as_the_tests_may_take(tmp_path: Path) -> None:
-    async def main() -> float | None:
+    async def main(path: Path) -> tuple[float, float]:
         async with open_tool_pool("local") as pool:
-            env = Terminal(sandboxes=pool, tasks=str(write_tiny(tmp_path)))
+            env = Terminal(sandboxes=pool, tasks=str(path))
             start = await env.reset(seed=0, options={})
             await env.close()
-            return start.grade_limit_s
+            assert start.grade_limit_s is not None
+            assert start.step_limit_s is not None
+            return start.grade_limit_s, start.step_limit_s
 
-    # Moves of the artifacts and tests, the setup, and the tests, which run again if they write no reward
-    assert clock.run(main) == 8 * 60.0 + 300.0 + 2 * 60.0
+    one, several = (clock.run(main, path) for path in (write_tiny(tmp_path / "a"), write_steps(tmp_path / "b")))
+    moves_s = 8 * 60.0  # of the artifacts and tests; 300 s are for the setup
+    assert one == (moves_s + 300.0 + 2 * 60.0, 70.0)  # the tests run again if they write no reward
+    assert several == (
+        moves_s + 300.0 + 2 * 600.0,
+        70.0 + moves_s + 300.0 + 2 * 600.0 + 300.0 + 600.0,
+    )  # a step of several contains a verification, a setup and a healthcheck

@@ -128,6 +128,45 @@ def test_older_keys_mean_the_same(tmp_path: Path) -> None:
     assert (task.memory_mib, task.disk_mib, task.network) == (2048, 512, "none")
 
 
+def test_steps_have_their_own_tests_and_inherit_the_rest(tmp_path: Path) -> None:
+    toml = """
+        multi_step_reward_strategy = "final"
+        [agent]
+        timeout_sec = 50
+        [verifier]
+        environment_mode = "separate"
+        env = {A = "1", B = "1"}
+        [[steps]]
+        name = "first"
+        min_reward = 0.5
+        artifacts = ["/data"]
+        [steps.verifier]
+        env = {B = "2"}
+        environment_mode = "shared"
+        [[steps]]
+        name = "second"
+        min_reward = {reward = 1.0}
+        [steps.agent]
+        timeout_sec = 5
+        [steps.healthcheck]
+        command = "up"
+    """
+    files = {f"steps/{name}/instruction.md": f"{name}\n" for name in ("first", "second")}
+    own = {"steps/first/tests/test.sh": "", "steps/first/workdir/setup.sh": "", "steps/second/solution/solve.sh": ""}
+    task = read_task(harbor(tmp_path, toml, {**files, **own}))
+    first, (second,) = task, task.later
+
+    assert (task.reward, first.instruction, second.instruction) == ("final", "first\n", "second\n")
+    assert first.verifier.tests == tmp_path / "steps/first/tests"
+    assert second.verifier.tests == tmp_path / "tests"
+    assert (first.verifier.env, first.verifier.is_separate) == ({"A": "1", "B": "2"}, False)
+    assert (second.verifier.env, second.verifier.is_separate) == ({"A": "1", "B": "1"}, True)
+    assert (first.timeout_s, second.timeout_s, first.min_reward, second.min_reward) == (50, 5, 0.5, 1)
+    assert (first.step_setup, second.step_setup) == (tmp_path / "steps/first/workdir/setup.sh", None)
+    assert (first.solution, second.solution) == (None, tmp_path / "steps/second/solution")
+    assert (first.artifacts, second.step_healthcheck) == ((Artifact(source="/data"),), Healthcheck(command="up"))
+
+
 def test_marks_at_the_top_of_an_instruction_are_not_shown(tmp_path: Path) -> None:
     text = "<!-- data CANARY GUID 1 -->\n# canary 2\n\n# Title\ncanary\n"
     assert read_task(harbor(tmp_path, "", {"instruction.md": text})).instruction == "# Title\ncanary\n"
@@ -174,7 +213,7 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
         ('artifacts = ["out"]\n', "artifacts: must be an absolute path without .., got 'out'"),
         ('artifacts = [{source = "/x", service = "db"}]\n', "artifacts: envkit plays tasks with one container"),
         ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n', "verifier.environment: needs"),
-        ('[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', "steps: envkit plays tasks of one step; this one has 2"),
+        ('[[steps]]\nname = "../x"\n', "steps.name: must be the name of a folder in steps, got '../x'"),
         ('[metadata.envkit]\nportable = true\nprofile = "system"\n', "metadata.envkit.portable: needs"),
         (
             '[metadata.envkit]\nportable = true\nsetup = "setup.sh"\n',
@@ -216,7 +255,7 @@ def test_variables_of_this_process_are_not_read(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "path",
-    ["task.toml", "environment", "tests/more.sh"],
+    ["task.toml", "environment", "tests/more.sh", "steps/one"],
 )
 def test_a_link_out_of_the_folder_is_not_followed(path: str, tmp_path: Path) -> None:
     folder, outside = harbor(tmp_path / "task"), harbor(tmp_path / "outside")

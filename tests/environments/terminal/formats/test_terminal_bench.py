@@ -52,7 +52,11 @@ def test_the_commands_of_a_typed_solution_become_a_script(tmp_path: Path) -> Non
         ("difficulty: easy\n", {}, "task.yaml: Object missing required field `instruction`"),
         ("instruction: [", {}, "task.yaml: while parsing"),
         ("instruction: x\n", {"docker-compose.yaml": "services:\n  client: {}\n  db: {}\n"}, "has client, db"),
-        ("instruction: x\n", {"docker-compose.yaml": "services: 1\n"}, "Expected `object`, got `int` - at `$.services`"),
+        (
+            "instruction: x\n",
+            {"docker-compose.yaml": "services: 1\n"},
+            "Expected `object`, got `int` - at `$.services`",
+        ),
     ],
 )
 def test_a_task_that_cannot_be_played_is_an_error(
