@@ -96,6 +96,7 @@ class Code(TaskEnv):
     """An environment with one programming problem per episode. See `TaskEnv` for the arguments."""
 
     options: ClassVar[Options] = asdict(CodeOptions())
+    max_turns = 20
     task: CodeTask
     _has_tools = True
     _answer: str | None = None

@@ -37,7 +37,6 @@ class CodeOptions:
         format: Format of the file: ``"kodcode"`` or ``"livecodebench"``.
         timeout_s: Maximum seconds in which a submission must complete all tests.
         partial: Whether the reward is the share of tests that pass, instead of 1.0 only if all pass.
-        max_turns: Maximum number of actions in the mode ``"tools"``, 1 to 1,000.
         image: Image of the sandboxes, with Python 3.8 or later; None means the default of the backend.
     """
 
@@ -48,7 +47,6 @@ class CodeOptions:
     format: str = "kodcode"
     timeout_s: float = 10.0
     partial: bool = False
-    max_turns: int = 20
     image: str | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +60,6 @@ class CodeOptions:
         check_choice("format", self.format, FORMATS)
         check_number("timeout_s", self.timeout_s, low=0.1, high=3600)
         check_boolean("partial", self.partial)
-        check_integer("max_turns", self.max_turns, low=1, high=1000)
         check_image(self.image)
 
     @property
