@@ -52,7 +52,8 @@ class SandboxTask(Generic[WorkT]):
         paths: Paths of the files that are the work, if `collect` is not overridden.
         judge_limit_s: Maximum seconds of what `collect` and `judge` run, by the task's own limits; None if there are
             none. The deadline of those who wait for the judge is never shorter, so that it does not pass first.
-        later: The tasks that follow in the episode, in the same sandbox of the agent, after a submission each.
+        later: Tasks that follow in the same episode and sandbox, after a submission each, if the environment goes on to
+            them in its `step`, as Terminal does.
         modules: Names of modules that the agent must not find in its sandbox, besides those of envkit.
     """
 
