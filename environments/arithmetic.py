@@ -81,13 +81,7 @@ class ArithmeticOptions:
 
 
 class ArithmeticProblem(NamedTuple):
-    """A problem.
-
-    Attributes:
-        text: The expression, such as ``23+41``.
-        answer: The value of the expression.
-        digits: Number of digits of the longest operand.
-    """
+    """A problem: an expression such as ``23+41``, its value, and the number of digits of the longest operand."""
 
     text: str
     answer: int

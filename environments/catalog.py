@@ -161,7 +161,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     },
     {
         "id": "Terminal-v0",
-        **_tool_env("Terminal", "keep_processes", "variables", has_cheats=True),
+        **_tool_env("Terminal", "keep_processes", has_cheats=True),
         "commands": {one: f"envkit.environments.terminal.commands:{one}" for one in ("ls", "build", "export")},
         "summary": "Work on a task in a shell: generated tasks, fifteen of envkit, or folders of Harbor; tests decide.",
     },

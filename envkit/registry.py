@@ -102,7 +102,7 @@ class EnvSpec:
     success_return: float | None = None
 
 
-OPERATOR_OPTIONS = frozenset({"file", "image", "logs", "network", "tasks"})
+OPERATOR_OPTIONS = frozenset({"file", "image", "network", "tasks"})
 """Options that only the user sets, in every environment; see `EnvSpec.operator_options`."""
 
 _NO_OPTIONS = frozenset({"data", "judge", "render_mode", "sandboxes"})

@@ -6,7 +6,7 @@ docs/write-an-environment.md shows such a package, and explains the parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 
 import envkit
@@ -40,8 +40,8 @@ class Repair(SandboxTask[Mapping[str, bytes]]):
         return Verdict(reward=float(result.stdout.strip() == str(sorted(self.values.items()))), log=result.stderr)
 
     @property
-    def solution(self) -> Sequence[Plan]:
-        return [Plan(files={FILE: self.whole.encode()})]
+    def solution(self) -> Plan:
+        return Plan(files={FILE: self.whole.encode()})
 
 
 class RepairConfig(TaskEnv):

@@ -51,7 +51,7 @@ class CodeTask(SandboxTask[bytes]):
 
     def __init__(self, problem: Problem, options: CodeOptions) -> None:
         self.problem, self.options = problem, options
-        self.spec, self.logs = options.spec, options.logs
+        self.spec = options.spec
         self.judge_limit_s = options.timeout_s + _WRITES_S
         self.statement = (
             f"{_statement(problem)}\n\nWrite it to {SOLUTION}, where a stub is. `python3 test_examples.py` in "
@@ -59,10 +59,10 @@ class CodeTask(SandboxTask[bytes]):
         )
 
     @property
-    def solution(self) -> Sequence[Plan] | None:
+    def solution(self) -> Plan | None:
         if self.problem.solution is None:
             return None
-        return [Plan(["python3 test_examples.py"], self.with_source(self.problem.solution).files)]
+        return Plan(["python3 test_examples.py"], self.with_source(self.problem.solution).files)
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -93,19 +93,10 @@ class CodeTask(SandboxTask[bytes]):
 
 
 class Code(TaskEnv):
-    """An environment with one programming problem per episode.
-
-    Args:
-        sandboxes: Leases the sandboxes of tools and graders.
-        judge: Not used.
-        data: Not used.
-        options: See `CodeOptions`; a task's options override single options for one episode.
-
-    Raises:
-        OptionError: An option is unknown or its value is invalid.
-    """
+    """An environment with one programming problem per episode. See `TaskEnv` for the arguments."""
 
     options: ClassVar[Options] = asdict(CodeOptions())
+    max_turns = 20
     task: CodeTask
     _has_tools = True
     _answer: str | None = None

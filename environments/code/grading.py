@@ -28,13 +28,9 @@ _DRIVER = Path(__file__).with_name("driver.py").read_text(encoding="utf-8")
 
 
 async def judge(sandbox: Sandbox, problem: Problem, options: CodeOptions, source: bytes) -> Verdict:
-    """Return the verdict on a program: the reward is 1.0 if it passes all hidden tests in time, otherwise 0.0.
+    """Return the verdict on the program `source`, which runs in a new sandbox.
 
-    Args:
-        sandbox: A new sandbox.
-        problem: The problem that the submission should solve.
-        options: Options of the environment; with `partial`, the reward is the share of tests that pass.
-        source: The submitted program.
+    The reward is 1.0 if it passes all hidden tests in time, otherwise 0.0; with ``options.partial``, the share of them.
     """
     tests = list(problem.tests)
     random.Random(secrets.randbits(64)).shuffle(tests)

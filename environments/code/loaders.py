@@ -50,13 +50,7 @@ class SkippedRowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
-    """The problems of a file.
-
-    Attributes:
-        problems: The problems, in order.
-        skipped: Number of skipped rows by reason.
-        notes: A line about the skipped rows, if there are any.
-    """
+    """The problems of a file, the number of skipped rows by reason, and a line about them, if there are any."""
 
     problems: Sequence[Problem]
     skipped: Mapping[str, int]

@@ -37,9 +37,7 @@ class CodeOptions:
         format: Format of the file: ``"kodcode"`` or ``"livecodebench"``.
         timeout_s: Maximum seconds in which a submission must complete all tests.
         partial: Whether the reward is the share of tests that pass, instead of 1.0 only if all pass.
-        max_turns: Maximum number of actions in the mode ``"tools"``, 1 to 1,000.
         image: Image of the sandboxes, with Python 3.8 or later; None means the default of the backend.
-        logs: Folder for a file with reward and log of each grading; None for none.
     """
 
     level: int | Sequence[int] = (1, 3)
@@ -49,9 +47,7 @@ class CodeOptions:
     format: str = "kodcode"
     timeout_s: float = 10.0
     partial: bool = False
-    max_turns: int = 20
     image: str | None = None
-    logs: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.level, int):
@@ -61,11 +57,9 @@ class CodeOptions:
         check_choice("mode", self.mode, ("answer", "tools"))
         check_split(self.split)
         check_path("file", self.file)
-        check_path("logs", self.logs)
         check_choice("format", self.format, FORMATS)
         check_number("timeout_s", self.timeout_s, low=0.1, high=3600)
         check_boolean("partial", self.partial)
-        check_integer("max_turns", self.max_turns, low=1, high=1000)
         check_image(self.image)
 
     @property

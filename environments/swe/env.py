@@ -64,7 +64,6 @@ class SweOptions:
         image: Image of the sandboxes, with Python 3.10 or later; None means the default of the backend.
         in_image: Whether the image contains the environment of the tests. If not, sandboxes see that of this machine.
         review: Folder in which the changes and verdicts of suspicious episodes are kept; None to keep none.
-        logs: Folder for a file with reward and failed tests of each grading; None for none.
     """
 
     tasks: str | None = None
@@ -73,7 +72,6 @@ class SweOptions:
     image: str | None = None
     in_image: bool = False
     review: str | None = None
-    logs: str | None = None
 
     def __post_init__(self) -> None:
         check_split(self.split)
@@ -82,7 +80,6 @@ class SweOptions:
         check_image(self.image)
         check_path("tasks", self.tasks)
         check_path("review", self.review)
-        check_path("logs", self.logs)
 
     @property
     def lock(self) -> Lock:
@@ -167,7 +164,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
 
     def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
         self.name, self.bug, self.tree, self.environment = bug.id, bug, tree, environment
-        self.spec, self.logs = spec_of(environment, image=options.image), options.logs
+        self.spec = spec_of(environment, image=options.image)
         module = module_of(bug.file)
         self.modules = [module.partition(".")[0]] if module else []
         self.timeout_s = options.lock.timeout_s(bug.base)
@@ -184,8 +181,8 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         )
 
     @property
-    def solution(self) -> Sequence[Plan] | None:
-        return [Plan([apply_command(self.bug.patch)])]
+    def solution(self) -> Plan | None:
+        return Plan([apply_command(self.bug.patch)])
 
     @property
     def words(self) -> Mapping[str, str]:

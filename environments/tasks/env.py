@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from envkit import clock
 from envkit.errors import UsageError
 from envkit.protocols import Player, Sandbox, SandboxPool
 from envkit.types import GRADER_HOME, Options, Reset, SandboxSpec
@@ -74,9 +71,9 @@ class TaskEnv(ToolEnv):
         raise NotImplementedError(f"{cls.__name__}.task_of: define this method")
 
     @classmethod
-    def player(cls, plans_of: Callable[[SandboxTask[Any]], Sequence[Plan]], **options: Any) -> Player:
-        """Return a player that carries out the plans that a function returns for a task."""
-        return PlanPlayer(cls.task_of, cls._with_defaults(options), plans_of)
+    def player(cls, plan_of: Callable[[SandboxTask[Any]], Plan], **options: Any) -> Player:
+        """Return a player that carries out the plan that a function returns for a task."""
+        return PlanPlayer(cls.task_of, cls._with_defaults(options), plan_of)
 
     @classmethod
     def oracle(cls, **options: Any) -> Player:
@@ -95,7 +92,7 @@ class TaskEnv(ToolEnv):
     @classmethod
     def cheats(cls, cheats: Mapping[str, Cheat]) -> Mapping[str, Callable[..., Player]]:
         """Return the players of cheats by name, such as ``cheat:flood``, for `EnvSpec.players`."""
-        return {f"cheat:{name}": partial(cls.player, cheat.plans_for) for name, cheat in cheats.items()}
+        return {f"cheat:{name}": partial(cls.player, cheat.plan_for) for name, cheat in cheats.items()}
 
     async def open_task(self, seed: int, options: Options) -> SandboxTask[Any]:
         """Return the task of an episode. Override it if it takes long, or needs `self.data`."""
@@ -110,7 +107,6 @@ class TaskEnv(ToolEnv):
         """
         self.task = task = await self.open_task(seed, options)
         self.grade_limit_s = task.judge_limit_s
-        self.extra_step_s = task.judge_limit_s or 0.0 if task.stages > 1 else 0.0
 
         async def prepare(sandbox: Sandbox) -> None:
             await require_no_copies(self.sandboxes, sandbox, task.spec, task.modules)
@@ -134,38 +130,27 @@ class TaskEnv(ToolEnv):
         return self.task.statement
 
     async def grade(self) -> float | None:
-        """Return the reward that the judge gives the agent's work.
+        """Return the reward that the judge gives the agent's work, and keep the end of the log in `grader_output`.
 
         Raises:
             SandboxLostError, SandboxStartError, CapacityError: The judge had no sandbox; see `in_fresh_sandbox`.
         """
-        return (await self.verdict()).reward
+        verdict = await self.judged()
+        self.grader_output = f"{self.grader_output}\n{verdict.log}".strip("\n")[-_MAX_OUTPUT:]
+        return verdict.reward
 
     async def work(self) -> Any:
         """Return the agent's work, or the verdict if it cannot be taken. Override it for work outside of a sandbox."""
         return await self.task.collect(self.sandbox)
 
-    async def judged(self, *, is_last: bool = True) -> Verdict:
-        """Collect the agent's work, and judge it.
-
-        Args:
-            is_last: Whether the agent's sandbox is not needed any more, so that the judge's has room.
-        """
-        verdict = await self.work()
-        if isinstance(verdict, Verdict):
-            return verdict
-        if is_last:
+    async def judged(self) -> Verdict:
+        """Collect the agent's work, release its sandbox if no task follows, and judge the work."""
+        work = await self.work()
+        if isinstance(work, Verdict):
+            return work
+        if not self.task.later:
             await self.close()
-        return await self.judge_work(verdict)
-
-    async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Return what `judged` returns, and keep the log in `grader_output` and in the task's folder `logs`."""
-        verdict = await self.judged(is_last=is_last)
-        self.grader_output = f"{self.grader_output}\n{verdict.log}".strip("\n")[-_MAX_OUTPUT:]
-        if self.task.logs is not None:
-            name = f"{(self.task.name or 'task').replace('/', '-')}-{secrets.token_hex(4)}.txt"
-            await clock.to_thread(_write, Path(self.task.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
-        return verdict
+        return await self.judge_work(work)
 
     async def judge_work(self, work: Any) -> Verdict:
         """Judge the agent's work in a new sandbox. Override it for a judge that needs several.
@@ -186,15 +171,6 @@ class TaskEnv(ToolEnv):
             judge,
             ended=lambda cause: Verdict(reward=0.0, log=f"the judge's sandbox has ended: {cause}"),
         )
-
-
-def _write(path: Path, text: str) -> None:
-    path = path.expanduser()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None
 
 
 async def require_no_copies(

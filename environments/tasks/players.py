@@ -32,9 +32,6 @@ class Script(Player):
     """Plays the same actions in every episode, whatever it observes.
 
     After the last action, it repeats it. For actions that depend on the task, see `Oracle`.
-
-    Args:
-        actions: The actions, at least one.
     """
 
     def __init__(self, actions: Sequence[str]) -> None:
@@ -78,12 +75,12 @@ class Nop(Player):
 
 @dataclass(frozen=True, slots=True)
 class PlanPlayer(Player):
-    """Carries out plans, each of which ends with a submission.
+    """Carries out a plan and submits the work; so also in the tasks that follow, see `SandboxTask.later`.
 
     Attributes:
         task_of: Returns the task of an episode; see `TaskEnv.task_of`.
         options: Options of the environment; those of an episode's task override them. One is ``max_turns``.
-        plans_of: Returns the plans for a task.
+        plan_of: Returns the plan for a task.
 
     Raises:
         UsageError: From `begin`: there is no plan for this task, or it needs more turns than the episode has.
@@ -91,12 +88,12 @@ class PlanPlayer(Player):
 
     task_of: Callable[[int, Options], SandboxTask[Any]]
     options: Options
-    plans_of: Callable[[SandboxTask[Any]], Sequence[Plan]]
+    plan_of: Callable[[SandboxTask[Any]], Plan]
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         options = {**self.options, **request.task.options}
         task = self.task_of(request.task.seed, options)
-        actions = [action for plan in self.plans_of(task) for action in actions_of(task, plan, start)]
+        actions = [action for one in (task, *task.later) for action in actions_of(one, self.plan_of(one), start)]
         turns: Any = options["max_turns"]
         if len(actions) - 1 > turns:  # the last one is the submission
             needs = f"the player needs {len(actions)} turns for {task.name}"
@@ -104,15 +101,15 @@ class PlanPlayer(Player):
         return Script(actions).begin(request, start)
 
 
-def solution_of(task: SandboxTask[Any]) -> Sequence[Plan]:
-    """Return the plans of the oracle.
+def solution_of(task: SandboxTask[Any]) -> Plan:
+    """Return the plan of the oracle.
 
     Raises:
         UsageError: No solution is known.
     """
-    if (plans := task.solution) is None:
+    if (plan := task.solution) is None:
         raise UsageError(f"the oracle knows no solution of {task.name or 'this task'}")
-    return plans
+    return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +135,8 @@ class OwnCheats(Player):
         return players[request.member % len(players)].begin(request, start)
 
 
-def _own_cheat(task: SandboxTask[Any], name: str) -> Sequence[Plan]:
-    return [task.cheats[name]] * task.stages
+def _own_cheat(task: SandboxTask[Any], name: str) -> Plan:
+    return task.cheats[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +159,8 @@ class Cheat:
     files: tuple[tuple[str, str], ...] = ()
     is_racy: bool = False
 
-    def plans_for(self, task: SandboxTask[Any]) -> Sequence[Plan]:
-        """Return what the cheat does in a task, in each of its stages."""
+    def plan_for(self, task: SandboxTask[Any]) -> Plan:
+        """Return what the cheat does in a task."""
 
         def filled(text: str) -> str:
             for word, value in task.words.items():
@@ -172,8 +169,7 @@ class Cheat:
 
         source = task.with_source(filled(self.source)) if self.source else Plan()
         files = {filled(path): filled(content).encode() for path, content in self.files}
-        plan = Plan([*source.commands, *map(filled, self.commands)], {**files, **source.files})
-        return [plan] * task.stages
+        return Plan([*source.commands, *map(filled, self.commands)], {**files, **source.files})
 
 
 def actions_of(task: SandboxTask[Any], plan: Plan, start: Reset) -> list[str]:

@@ -50,10 +50,10 @@ class SandboxTask(Generic[WorkT]):
         prepared_key: All that the result of `prepare` depends on, if it should be kept as a snapshot for later
             episodes; None to prepare each sandbox.
         paths: Paths of the files that are the work, if `collect` is not overridden.
-        stages: Number of times that the agent submits.
         judge_limit_s: Maximum seconds of what `collect` and `judge` run, by the task's own limits; None if there are
             none. The deadline of those who wait for the judge is never shorter, so that it does not pass first.
-        logs: Folder for a file with reward and log of each verdict; None for none.
+        later: Tasks that follow in the same episode and sandbox, after a submission each, if the environment goes on to
+            them in its `step`, as Terminal does.
         modules: Names of modules that the agent must not find in its sandbox, besides those of envkit.
     """
 
@@ -62,9 +62,8 @@ class SandboxTask(Generic[WorkT]):
     spec: SandboxSpec = SandboxSpec()
     prepared_key: Hashable | None = None
     paths: Sequence[str] = ()
-    stages: int = 1
     judge_limit_s: float | None = None
-    logs: str | None = None
+    later: Sequence[SandboxTask[WorkT]] = ()
     modules: Sequence[str] = ()
 
     @property
@@ -73,8 +72,8 @@ class SandboxTask(Generic[WorkT]):
         return self.spec
 
     @property
-    def solution(self) -> Sequence[Plan] | None:
-        """Plans that solve the task, one for each submission; None if no solution is known."""
+    def solution(self) -> Plan | None:
+        """A plan that solves the task; None if no solution is known."""
         return None
 
     @property

@@ -16,11 +16,11 @@ from envkit.errors import SandboxRefusedError, TooLargeError
 from envkit.protocols import Sandbox
 
 from ..tools.limits import cut_middle
-from .tasks import WORK, Artifact, TaskStep, TerminalTask
+from .tasks import WORK, Artifact, TerminalTask
 from .verifier import SETUP_S
 
 MAX_ARTIFACTS = 64 << 20
-"""Maximum bytes of all artifacts of a step together, as tar archives."""
+"""Maximum bytes of all artifacts of a task together, as tar archives."""
 MAX_DEPTH = 64
 """Maximum nesting of folders of an artifact."""
 MAX_MEMBERS = 50_000
@@ -32,15 +32,15 @@ _BLOCK = tarfile.BLOCKSIZE
 _KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
 
 
-async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence[tuple[Artifact, bytes]] | str:
-    """Return the artifacts of a step as tar archives. If that is impossible by the agent's fault, return the reason.
+async def pack(sandbox: Sandbox, task: TerminalTask) -> Sequence[tuple[Artifact, bytes]] | str:
+    """Return the artifacts of a task as tar archives. If that is impossible by the agent's fault, return the reason.
 
     Artifacts that do not exist or cannot be read are missing in the archives; it is up to the tests to notice this.
 
     Raises:
         ValueError: An artifact lies in another one with excluded names.
     """
-    every = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
+    every = task.artifacts or [Artifact(source=task.workdir or WORK)]
     # Skip an artifact inside another: the outer archive has it, and a link in the outer one could redirect it.
     whole = tuple(one.source.rstrip("/") + "/" for one in every if not one.exclude)
     wanted = [one for one in every if not one.source.rstrip("/").startswith(whole)]

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 
@@ -22,28 +22,16 @@ from .formats.writing import add_harness
 from .options import OWN_TASKS, TerminalOptions
 from .tasks import TIMEOUT_S, TerminalTask
 
-
-class FoundImage(Protocol):
-    """Settings of an image of this machine."""
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def entrypoint(self) -> Sequence[str]: ...
-
-
 _Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Names of tasks; by default all.")]
 
 
-async def ls(
+def ls(
     folder: Annotated[
         Path | None,
         typer.Argument(
             exists=True, file_okay=False, metavar="[DIR]", help="Task, or folder of tasks; by default those of envkit."
         ),
     ] = None,
-    *,
-    find_image: Callable[[str], Awaitable[FoundImage | None]],
 ) -> CommandResult:
     """List tasks, and the families of generated ones. For your own folder, of Harbor or Terminal-Bench 1, also print
     what envkit does not support. Exit with 1 if a task cannot be read.
@@ -58,12 +46,7 @@ async def ls(
             lines += [f"{one.name}: cannot be read: {problem}" for problem in error.problems]
             continue
         rows.append((one.name, task.difficulty or "-", task.profile, " ".join(task.programs) or "-"))
-        image = None if task.is_portable else await find_image(images.image_of(task))
-        stage = (
-            images.Stage() if image is None else images.Stage(user=image.user, has_entrypoint=bool(image.entrypoint))
-        )
-        notes = dict.fromkeys([*task.notes, *images.ignored(stage)])
-        lines += [f"{one.name}: {note}" for note in notes]
+        lines += [f"{one.name}: {note}" for note in task.notes]
     parts: list[str | Table] = [[("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), *rows], *lines]
     if folder is None:
         families = [(one.name, "yes" if one.name in HELD_OUT else "no", one.summary) for one in FAMILIES.values()]
@@ -143,11 +126,7 @@ def family_tasks() -> list[TerminalTask]:
 
 
 def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> list[Path]:
-    """Write generated tasks as folders that Harbor can play, and return these folders.
-
-    Raises:
-        UsageError: There is no such family, or a folder exists already.
-    """
+    """Write generated tasks as folders that Harbor can play, and return these folders."""
     if family not in FAMILIES:
         raise UsageError(f"there is no family {family!r}{did_you_mean(family, FAMILIES)}")
     targets = {seed: folder / f"{family}-{difficulty}-{seed}" for seed in seeds}
@@ -158,16 +137,7 @@ def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> l
 
 
 def _tasks_of(names: Sequence[str] = (), folder: Path | None = None) -> list[TerminalTask]:
-    """Return tasks of a folder, by default of envkit's own.
-
-    Args:
-        names: Names of tasks, or of their folders; empty for all tasks.
-        folder: The folder.
-
-    Raises:
-        UsageError: There is no task of this name, or there are no tasks.
-        ConfigError: A task is malformed.
-    """
+    """Return tasks of a folder, by default of envkit's own. `names` are of tasks or their folders; empty for all."""
     tasks = read_tasks(folder or OWN_TASKS)
     known = {one.folder.name: one for one in tasks} | {one.name: one for one in tasks}
     for name in names:
@@ -182,7 +152,7 @@ def _export(tasks: Sequence[TerminalTask], folder: Path) -> None:
     for task, target in zip(tasks, made, strict=True):
         try:
             shutil.copytree(task.folder, target, ignore=shutil.ignore_patterns("__pycache__"))
-            for tests in {step.verifier.tests for step in task.steps}:
+            for tests in {one.verifier.tests for one in (task, *task.later)}:
                 add_harness(target / tests.relative_to(task.folder))
         except OSError as error:
             raise UsageError(f"{target}: {error.strerror}; choose a folder that can be written") from None

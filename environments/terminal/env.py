@@ -4,7 +4,7 @@ Observation  the task's instruction; later the results of the tools
 Actions      calls of bash, view_file, edit_file and submit; with ``mode="screen"`` calls of type_keys and submit; with
              ``mode="script"`` any text, whose last block of bash (or else the whole text) runs as a script. The
              submission is what the task declares as its artifacts, mostly its working directory
-Reward       from the task's tests, after the last step: mostly 1.0 or 0.0
+Reward       from the task's tests, after the last action: mostly 1.0 or 0.0
 Ends         terminated after submit or the script (of the last step, if the task has several); truncated after
              ``max_turns`` actions
 Tasks        generated ones of ten families, the fifteen of envkit (a test set), or folders in the format of Harbor or
@@ -32,14 +32,14 @@ from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError
 from envkit.installation import load
 from envkit.metrics import Fold
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import JSON, Info, Observation, Options, Reset, Step
+from envkit.types import JSON, Info, Options, Reset, Step
 
 from ..answer import code_block
 from ..tasks import TaskEnv, Verdict, in_fresh_sandbox
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
 from .screen import Screen
-from .stage import ScratchFolder, TerminalStage, how_to_build, run_setup
+from .stage import BEGIN_S, TerminalStage, how_to_build, run_setup
 from .tasks import Healthcheck, TerminalTask
 from .verifier import VerifierError
 
@@ -52,9 +52,7 @@ class Terminal(TaskEnv):
 
     Args:
         sandboxes: Leases the sandboxes of agents and verifiers.
-        judge: Not used.
-        data: Not used.
-        options: See `TerminalOptions` and `ToolEnv`; a task's options override single options for one episode.
+        arguments: See `TerminalOptions` and `ToolEnv`; a task's options override single options for one episode.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
@@ -68,8 +66,8 @@ class Terminal(TaskEnv):
         super().__init__(sandboxes=sandboxes, **arguments)
         self._screen = Screen()
         self._use(options_of(self._defaults).mode)
-        self._episode_s = math.inf
-        self._verdicts: list[Verdict] = []
+        self._episode_s, self._steps = math.inf, 1
+        self._rewards: dict[TerminalStage, float] = {}
 
     @classmethod
     def check_options(cls, options: Options) -> None:
@@ -78,10 +76,7 @@ class Terminal(TaskEnv):
     @classmethod
     def task_of(cls, seed: int, options: Options) -> TerminalStage:
         chosen = options_of(options)
-        if chosen.folder is not None:
-            return TerminalStage(chosen.task(seed), chosen)
-        scratch = ScratchFolder()
-        return TerminalStage(chosen.task(seed, scratch.path), chosen, scratch=scratch)
+        return TerminalStage(chosen.task(seed), chosen)
 
     async def open_task(self, seed: int, options: Options) -> TerminalStage:
         mode = options_of(options).mode
@@ -104,9 +99,18 @@ class Terminal(TaskEnv):
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
-        self._verdicts = []
         start = await super().reset(seed=seed, options=options)
-        task = self.task.task
+        task, later = self.task.task, self.task.later
+        self._rewards, self._steps = {}, 1 + len(later)
+        if later:  # an action may contain a verification, and the begin of the next step
+            self.grade_limit_s = max(one.judge_limit_s or 0.0 for one in (self.task, *later))
+            extra_s = self.grade_limit_s + BEGIN_S + _HEALTHY_S
+            start = msgspec.structs.replace(
+                start,
+                step_limit_s=(start.step_limit_s or 0.0) + extra_s,
+                grade_limit_s=self.grade_limit_s,
+                episode_limit_s=self._episode_s + len(later) * extra_s,
+            )
         info: Info = {**start.info, "category": task.category, "level": _level(task), "folder": task.workdir}
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
@@ -118,71 +122,74 @@ class Terminal(TaskEnv):
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
             await _wait_until_healthy(self.sandbox, task, task.healthcheck)
-        await self._begin()
+        await self._begin(task)
         return self.task.statement
 
     async def step(self, action: str) -> Step:
         """Run the tool that the action calls; after the submission of a step, verify it and begin the next one."""
-        if self._mode == "script":
-            script, is_valid = code_block(action, _SHELLS)
-            step = await super().step(write_call("bash", command=script))
-            self.submitted, self._running = "", False
-            info: Info = {name: value for name, value in step.info.items() if not name.startswith("tool_call_")}
-            info["action_is_valid"] = is_valid
-            observation = msgspec.structs.replace(step.observation, role="user")
-            step = msgspec.structs.replace(step, observation=observation, terminated=True, truncated=False, info=info)
-        else:
-            step = await super().step(action)
+        step = await (self._run_script(action) if self._mode == "script" else super().step(action))
         task = self.task
-        if self.submitted is None or self.sandbox_ended is not None or task.at + 1 == task.stages:
+        if self.submitted is None or not task.later or "sandbox_ended" in step.info:
             return step
-        verdict = await self.verdict(is_last=False)
-        if verdict.reward < (task.step.min_reward or -math.inf):
+        self._rewards[task] = await super().grade() or 0.0
+        if self.sandbox_ended is not None or self._rewards[task] < task.task.min_reward:
             return step
-        self.task = task.next()
+        following, *rest = task.later
         try:
-            await self._begin()
-        except SandboxLostError:
-            raise
-        except SandboxError as error:  # the agent's earlier work prevents the next step
-            self.task = task
-            text = f"The step was submitted. The next one cannot begin: {error}"
-            return msgspec.structs.replace(step, observation=Observation(text, role=step.observation.role))
-        self.submitted, self._running = None, True
-        text = f"The step was submitted. The next one:\n\n{self.task.statement}"
-        return msgspec.structs.replace(
-            step, observation=Observation(text, role=step.observation.role), terminated=False
-        )
+            await self._begin(following.task)
+        except SandboxError as error:
+            if isinstance(error, SandboxLostError) and not error.cause.by_agent:
+                raise
+            # The agent's earlier work prevents the next step
+            text, is_last = f"The step was submitted. The next one cannot begin: {error}", True
+        else:
+            self.task, following.later = following, rest
+            self.submitted, self._running = None, True
+            text, is_last = f"The step was submitted. The next one:\n\n{following.task.instruction.strip()}", False
+        observation = msgspec.structs.replace(step.observation, text=text)
+        return msgspec.structs.replace(step, observation=observation, terminated=is_last)
 
     async def grade(self) -> float | None:
-        """Verify the last step that the agent worked on, and return the reward of the task.
-
-        Raises:
-            VerifierError: See `verdict`.
-        """
-        if len(self._verdicts) == self.task.at:
-            await self.verdict()
-        rewards = [one.reward for one in self._verdicts]
-        rewards += [0.0] * (self.task.stages - len(rewards))
+        """Verify the last step that the agent worked on, and return the reward of the task; see `judged`."""
+        self.task.later = []
+        if self.task not in self._rewards:
+            self._rewards[self.task] = await super().grade() or 0.0
+        rewards = [*self._rewards.values(), *[0.0] * (self._steps - len(self._rewards))]
         return rewards[-1] if self.task.task.reward == "final" else sum(rewards) / len(rewards)
 
-    async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Verify a step, and remember the verdict."""
-        await self._screen.close()
-        self._verdicts.append(await super().verdict(is_last=is_last))
-        return self._verdicts[-1]
+    async def _begin(self, task: TerminalTask) -> None:
+        """Prepare the sandbox, its shell and the time limit for a step."""
+        limit_s = self._used_s + (task.timeout_s or math.inf)
+        self._limits = replace(self._limits, episode_timeout_s=min(self._episode_s, limit_s))
+        if task.workdir:
+            await self.sandbox.shell().run(f"cd -- {shlex.quote(task.workdir)}")
+        if task.step_setup is not None:
+            await self.sandbox.upload(task.step_setup, "/tmp/setup.sh")
+            await run_setup(self.sandbox, task, "/tmp/setup.sh")
+        if task.step_healthcheck is not None:
+            await _wait_until_healthy(self.sandbox, task, task.step_healthcheck)
 
-    async def judged(self, *, is_last: bool = True) -> Verdict:
+    async def _run_script(self, action: str) -> Step:
+        script, is_valid = code_block(action, _SHELLS)
+        step = await super().step(write_call("bash", command=script))
+        self.submitted, self._running = "", False
+        info: Info = {name: value for name, value in step.info.items() if not name.startswith("tool_call_")}
+        info["action_is_valid"] = is_valid
+        observation = msgspec.structs.replace(step.observation, role="user")
+        return msgspec.structs.replace(step, observation=observation, terminated=True, truncated=False, info=info)
+
+    async def judged(self) -> Verdict:
         """Verify a step.
 
         Raises:
             VerifierError: The tests wrote no valid reward, and do not write one without the agent's work either.
         """
+        await self._screen.close()
         try:
-            return await super().judged(is_last=is_last)
+            return await super().judged()
         except VerifierError as error:
             problem = str(error)
-            if is_last:
+            if not self.task.later:
                 await self.close()
             return await in_fresh_sandbox(
                 self.sandboxes,
@@ -211,19 +218,6 @@ class Terminal(TaskEnv):
         self._mode = mode
         metrics: Mapping[str, Fold] = {"action_is_valid": "mean"} if mode == "script" else ToolEnv.metrics
         self.metrics = metrics  # type: ignore[misc]  # those of the mode
-
-    async def _begin(self) -> None:
-        """Prepare the sandbox, a new shell and the time limit for a step."""
-        task, step = self.task.task, self.task.step
-        limit_s = self._used_s + (step.timeout_s or math.inf)
-        self._limits = replace(self._limits, episode_timeout_s=min(self._episode_s, limit_s))
-        if task.workdir:
-            await self.sandbox.shell().run(f"cd -- {shlex.quote(task.workdir)}")
-        if step.setup is not None:
-            await self.sandbox.upload(step.setup, "/tmp/setup.sh")
-            await run_setup(self.sandbox, task, "/tmp/setup.sh")
-        if step.healthcheck is not None:
-            await _wait_until_healthy(self.sandbox, task, step.healthcheck)
 
 
 def _level(task: TerminalTask) -> dict[str, JSON]:

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import posixpath
 import re
-import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from .tasks import TaskStep, TerminalTask
+from .tasks import TerminalTask
 
 BASE = "debian:bookworm-slim"
 """Base image of portable tasks."""
 _REPOSITORY = "envkit/terminal"
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
+_SETTING = re.compile(r"(?m)^\s*(ENTRYPOINT|USER)\s+(.+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How to build an image.
-
-    Attributes:
-        tag: Tag of the image.
-        dockerfile: Content of the Dockerfile.
-        context: Folder whose files the Dockerfile can copy; None if it copies none.
-    """
+    """How to build an image: its tag, the content of its Dockerfile, and the folder from which that copies files."""
 
     tag: str
     dockerfile: str
@@ -48,62 +39,14 @@ def recipe(packages: Sequence[str]) -> str:
     )
 
 
-@dataclass(slots=True)
-class Stage:
-    """Settings of an image, or of a stage of a Dockerfile; those of its base image are unknown."""
-
-    workdir: str = "/"
-    user: str = ""
-    has_entrypoint: bool = False
-    variables: dict[str, str] = field(default_factory=dict)
-
-
-def last_stage(dockerfile: Path) -> Stage:
-    """Return the last stage of a Dockerfile, with the settings that it inherits from earlier stages."""
-    text = re.sub(r"\\[ \t]*\n(\s*#.*\n)*", " ", dockerfile.read_text(encoding="utf-8", errors="replace"))
-    stages: dict[str, Stage] = {}
-    head = stage = Stage()  # the lines before the first stage
-    for line in text.splitlines():
-        keyword, value = (*line.strip().split(maxsplit=1), "", "")[:2]
-        match keyword.upper():
-            case "FROM":
-                words = [word for word in _expanded(value, head.variables).split() if not word.startswith("--")]
-                base = stages.get(words[0].lower(), Stage()) if words else Stage()
-                stage = replace(base, variables=dict(base.variables))
-                if len(words) == 3:  # FROM BASE AS NAME
-                    stages[words[2].lower()] = stage
-            case "ARG" | "ENV":
-                with suppress(ValueError):  # an unclosed quote
-                    words = shlex.split(value)
-                    if words and "=" not in words[0]:  # ARG NAME, or ENV NAME VALUE
-                        words = [f"{words[0]}={' '.join(words[1:]) or head.variables.get(words[0], '')}"]
-                    pairs = (word.partition("=") for word in words)
-                    stage.variables |= {name: _expanded(content, stage.variables) for name, _, content in pairs}
-            case "WORKDIR":
-                path = posixpath.join(stage.workdir, _expanded(value.strip("\"'"), stage.variables))
-                stage.workdir = posixpath.normpath(path)
-            case "USER":
-                stage.user = _expanded(value, stage.variables)
-            case "ENTRYPOINT":
-                stage.has_entrypoint = value.replace(" ", "") != "[]"
-    return stage
-
-
-def workdir_of(dockerfile: Path) -> str:
-    """Return the working directory that a Dockerfile sets; if it sets none, ``/``, as in most base images."""
-    return last_stage(dockerfile).workdir
-
-
-def ignored(image: Stage) -> Iterator[str]:
-    """Yield a note for each setting of an image that envkit does not support. Harbor does not run a CMD either."""
-    if image.has_entrypoint:
+def ignored(dockerfile: Path) -> Iterator[str]:
+    """Yield a note for each setting of the last stage that envkit does not support. Harbor runs no CMD either."""
+    text = dockerfile.read_text(encoding="utf-8", errors="replace")
+    settings = dict(_SETTING.findall(re.split(r"(?im)^\s*FROM\s", text)[-1]))
+    if settings.get("ENTRYPOINT", "[]").strip() != "[]":
         yield "ENTRYPOINT of the image: is not run"
-    if image.user.partition(":")[0] not in ("", "0", "root"):
-        yield f"USER of the image: {image.user}: programs run as root"
-
-
-def _expanded(text: str, names: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda found: names.get(found[1] or found[3], "") or found[2] or "", text)
+    if (user := settings.get("USER", "root").strip()).partition(":")[0] not in ("0", "root"):
+        yield f"USER of the image: {user}: programs run as root"
 
 
 def image_of(task: TerminalTask) -> str:
@@ -112,15 +55,15 @@ def image_of(task: TerminalTask) -> str:
     return task.image if build is None else build.tag
 
 
-def verifier_image_of(task: TerminalTask, step: TaskStep) -> str:
-    """Return the name of the image of a step's verifier: its own image, or that of the environment."""
-    build = _verifier_build(step)
-    return step.verifier.image or (image_of(task) if build is None else build.tag)
+def verifier_image_of(task: TerminalTask) -> str:
+    """Return the name of the image of a task's verifier: its own image, or that of the environment."""
+    build = _verifier_build(task)
+    return task.verifier.image or (image_of(task) if build is None else build.tag)
 
 
 def builds(task: TerminalTask) -> Iterator[Build]:
     """Yield how to build each image of a task that is not pulled from a registry."""
-    found = [build_of(task), *map(_verifier_build, task.steps)]
+    found = [build_of(task), *map(_verifier_build, (task, *task.later))]
     yield from {build.tag: build for build in found if build is not None}.values()
 
 
@@ -134,9 +77,9 @@ def build_of(task: TerminalTask) -> Build | None:
     return _folder_build(task.environment, task.folder.resolve().name)
 
 
-def _verifier_build(step: TaskStep) -> Build | None:
-    file = step.verifier.dockerfile
-    return None if file is None or step.verifier.image else _folder_build(file.parent, "verifier")
+def _verifier_build(task: TerminalTask) -> Build | None:
+    file = task.verifier.dockerfile
+    return None if file is None or task.verifier.image else _folder_build(file.parent, "verifier")
 
 
 def _folder_build(context: Path, name: str) -> Build:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from envkit.errors import OptionError, did_you_mean
-from envkit.runs.owners import owner_name
 from envkit.types import JSON, Options, Task, stable_hash
 
 from ..options import (
@@ -28,7 +25,7 @@ from ..split import SPLITS, Split, split_of
 from .families import FAMILIES, HELD_OUT, write_drawn
 from .families.family import MAX_DIFFICULTY
 from .formats import left_out, read_task, read_tasks
-from .tasks import TerminalTask
+from .tasks import ScratchFolder, TerminalTask
 
 OWN_TASKS = Path(__file__).with_name("own")
 """The tasks that envkit contains, which are a test set."""
@@ -47,9 +44,6 @@ class TerminalOptions:
     Attributes:
         tasks: Folder of one task, or of several; ``"own"`` means the tasks that envkit contains. None means generated
             tasks.
-        strict: Whether to refuse a folder with a subfolder that cannot be used as a task, instead of leaving it out.
-        variables: Environment variables of this process that the tasks of a folder may read as ``${NAME}``, as a list
-            of names or one name.
         families: Families of generated tasks: ``"train"``, ``"held_out"``, ``"all"``, or a list of names.
         difficulty: Difficulty of generated tasks, 1 to 5, or the smallest and largest one.
         split: Only tasks of this split ("train", "validation" or "eval"); None means any.
@@ -59,25 +53,20 @@ class TerminalOptions:
             task, which ``envkit tasks Terminal-v0 build`` makes, and None the default of the backend. Other tasks
             always have their own image.
         network: ``"none"``, or ``"task"`` for the network that the task asks for.
-        logs: Folder for a file with reward and output of each verification; None for none.
         keep_processes: Whether processes of the agent go on during the verification, if it shares the agent's sandbox.
     """
 
     tasks: str | None = None
-    strict: bool = False
-    variables: str | Sequence[str] = ()
     families: str | Sequence[str] = "train"
     difficulty: int | Sequence[int] = (1, 3)
     split: Split | None = None
     mode: Literal["bash", "screen", "script"] = "bash"
     image: str | None = None
     network: Literal["none", "task"] = "none"
-    logs: str | None = None
     keep_processes: bool = False
 
     def __post_init__(self) -> None:
         check_path("tasks", self.tasks)
-        check_path("logs", self.logs)
         check_split(self.split)
         if isinstance(self.difficulty, int):
             check_integer("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)
@@ -87,9 +76,6 @@ class TerminalOptions:
         check_choice("network", self.network, ("none", "task"))
         check_image(self.image)
         check_boolean("keep_processes", self.keep_processes)
-        check_boolean("strict", self.strict)
-        if not all(isinstance(name, str) for name in self.variables):
-            raise OptionError("variables", f"must be names of environment variables, got {self.variables!r}")
         _ = self.family_names
 
     @property
@@ -127,10 +113,9 @@ class TerminalOptions:
             UsageError, ConfigError: The folder cannot be used.
         """
         assert self.folder is not None, "generated tasks are endless"
-        variables = (self.variables,) if isinstance(self.variables, str) else tuple(self.variables)
         if self.tasks == OWN and self.split not in (None, "eval"):
             raise OptionError("split", f"the tasks of envkit are a test set: {self.split!r} does not exist; use eval")
-        found = tasks_in(self.folder, variables, self.strict, None if self.tasks == OWN else self.split)
+        found = tasks_in(self.folder, None if self.tasks == OWN else self.split)
         if not found:
             raise OptionError("split", f"{self.folder} has no task of the split {self.split!r}")
         return found
@@ -148,23 +133,15 @@ class TerminalOptions:
                 return family, number, difficulty
             attempt += 1
 
-    def task(self, seed: int, scratch: Path | None = None) -> TerminalTask:
-        """Return the task of a seed, the same in every process.
-
-        Args:
-            seed: Seed of the task.
-            scratch: Empty folder to which a generated task is written. None writes it to a temporary folder and removes
-                it, so that only the texts of the result can be used.
-        """
+    def task(self, seed: int) -> TerminalTask:
+        """Return the task of a seed, the same in every process. The folder of a generated one is a `ScratchFolder`."""
         if self.folder is not None:
             found = self.all()
             return found[seed % len(found)]
         family, number, difficulty = self.drawn(seed)
-        if scratch is None:
-            with tempfile.TemporaryDirectory(prefix=f"{owner_name(os.getpid())}-task-") as folder:
-                return self.task(seed, Path(folder))
-        write_drawn(FAMILIES[family], number, difficulty, scratch)
-        return read_task(scratch)
+        scratch = ScratchFolder()
+        write_drawn(FAMILIES[family], number, difficulty, scratch.path)
+        return replace(read_task(scratch.path), scratch=scratch)
 
 
 @lru_cache(maxsize=4096)
@@ -174,13 +151,11 @@ def _text(family: str, number: int, difficulty: int) -> str:
 
 
 @lru_cache(maxsize=32)
-def tasks_in(
-    folder: Path, variables: tuple[str, ...] = (), strict: bool = False, split: Split | None = None
-) -> Sequence[TerminalTask]:
-    """Return the tasks of a split of a folder, sorted by name; see `read_tasks` for the other arguments and errors."""
+def tasks_in(folder: Path, split: Split | None = None) -> Sequence[TerminalTask]:
+    """Return the tasks of a split of a folder, sorted by name; see `read_tasks` for the errors."""
     if split is None:
-        return sorted(read_tasks(folder, variables, strict=strict), key=lambda task: task.name)
-    tasks = tasks_in(folder, variables, strict, None)
+        return sorted(read_tasks(folder), key=lambda task: task.name)
+    tasks = tasks_in(folder, None)
     return tasks if len(tasks) < _MIN_TASKS else [task for task in tasks if split_of(task.name) == split]
 
 

@@ -182,13 +182,7 @@ class Screen:
 
 
 class _Shell:
-    """One bash in a terminal.
-
-    Attributes:
-        emulator: The screen.
-        is_idle: Whether bash was last seen waiting for a command.
-        has_ended: Whether bash has ended.
-    """
+    """One bash in a terminal. `is_idle` says whether it was last seen waiting for a command."""
 
     emulator: Emulator
 

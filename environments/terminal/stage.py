@@ -1,22 +1,17 @@
-"""A step of a task, which `TaskEnv` plays: its sandbox, its solution, the agent's artifacts, and its verification."""
+"""A step of a task, as `TaskEnv` plays it: its sandbox, its solution, the agent's artifacts, and its verification."""
 
 from __future__ import annotations
 
 import io
-import os
 import re
 import shlex
-import shutil
 import tarfile
-import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
-from envkit.runs.owners import owner_name
 from envkit.types import SandboxSpec
 
 from ..tasks import Plan, SandboxTask, Verdict
@@ -24,45 +19,29 @@ from ..tools import cut_middle
 from .artifacts import pack, unpack
 from .images import image_of, verifier_image_of
 from .options import OF_TASK, OWN, TerminalOptions
-from .tasks import WORK, Artifact, TaskStep, TerminalTask
+from .tasks import WORK, Artifact, TerminalTask
 from .verifier import SETUP_S, VerifierError, end_processes, run_tests
 
-_SETUP_S = 300.0
+BEGIN_S = 300.0
+"""Maximum seconds of the setup of a task or step."""
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
 _CHANGES_SHELL = re.compile(r"\b(exit|set|exec|trap|shopt|cd|return|BASH_SOURCE)\b|\$0")
 _ARCHIVE = "/tmp/solution.tar.gz"
 
 
-class ScratchFolder:
-    """A temporary folder that is removed with the last reference to this object, and at the end of the process.
-
-    If the process is killed, the next process that opens sandboxes removes the folder: see
-    `envkit.sandbox.host.run_dirs`.
-    """
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"{owner_name(os.getpid())}-task-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-
 class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
-    """A step of a task. The agent's work consists of artifacts, as tar archives.
+    """A step of a task, mostly its only one. The agent's work consists of artifacts, as tar archives.
 
     Args:
         task: The task.
         options: Options of the environment.
-        at: Number of the step.
-        scratch: The folder of a generated task, which is kept as long as the step; None if the task is not generated.
     """
 
-    def __init__(
-        self, task: TerminalTask, options: TerminalOptions, at: int = 0, scratch: ScratchFolder | None = None
-    ) -> None:
-        self.name, self.task, self.options, self.at, self.scratch = task.name, task, options, at, scratch
-        self.logs = options.logs
-        self.step, self.stages = task.steps[at], len(task.steps)
-        introduction = "" if at else f"{_introduction(options.mode, task.workdir)}\n\n"
-        self.statement = f"{introduction}{self.step.instruction.strip()}"
+    later: Sequence[TerminalStage]
+
+    def __init__(self, task: TerminalTask, options: TerminalOptions) -> None:
+        self.name, self.task, self.options = task.name, task, options
+        self.statement = f"{_introduction(options.mode, task.workdir)}\n\n{task.instruction.strip()}"
         needs_image = options.image == OF_TASK or not task.is_portable
         self.spec = SandboxSpec(
             image=image_of(task) if needs_image else options.image,  # reads the files of the image
@@ -70,25 +49,28 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             cpus=task.cpus,
             memory_mib=task.memory_mib,
             disk_mib=task.disk_mib,
-            pids=task.pids,
             network=task.network if options.network == "task" else "none",
             profile=task.profile,
             untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
         )
-        self.judge_limit_s = max(_judge_limit_s(task, step) for step in task.steps)
+        self.later = [TerminalStage(one, options) for one in task.later]
+        verifier = task.verifier
+        moved_s = 2 * SETUP_S * (4 + len(task.artifacts))  # with and without the agent's work
+        collected_s = sum(one.timeout_s for one in verifier.collect)
+        setup_s = BEGIN_S if task.setup else 0.0
+        self.judge_limit_s = moved_s + setup_s + collected_s + 2 * verifier.timeout_s
         # Most generated tasks are played only a few times, so a snapshot of each does not pay.
-        self.prepared_key = task.folder if task.is_portable and scratch is None else None
+        self.prepared_key = task.folder if task.is_portable and task.scratch is None else None
 
     @property
     def judge_spec(self) -> SandboxSpec:
-        verifier = self.step.verifier
+        verifier = self.task.verifier
         has_own = verifier.image or verifier.dockerfile is not None
-        return replace(self.spec, image=verifier_image_of(self.task, self.step)) if has_own else self.spec
+        return replace(self.spec, image=verifier_image_of(self.task)) if has_own else self.spec
 
     @property
-    def solution(self) -> Sequence[Plan] | None:
-        folders = [step.solution for step in self.task.steps]
-        return [_solve(self.task, one) for one in folders if one is not None] if None not in folders else None
+    def solution(self) -> Plan | None:
+        return None if self.task.solution is None else _solve(self.task, self.task.solution)
 
     @property
     def cheats(self) -> Mapping[str, Plan]:
@@ -123,14 +105,14 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
 
     async def collect(self, sandbox: Sandbox) -> Sequence[tuple[Artifact, bytes]] | Verdict:
         """End the agent's processes, and return the artifacts, or the verdict if tests run in the agent's sandbox."""
-        verifier = self.step.verifier
+        verifier = self.task.verifier
         if not (self.options.keep_processes and not verifier.is_separate):
             await end_processes(sandbox, self.task)
         for one in verifier.collect:
             await sandbox.exec(["sh", "-c", one.command], timeout_s=one.timeout_s, cwd=self.task.workdir or None)
         if not verifier.is_separate:
-            return await run_tests(sandbox, self.task, self.step)
-        artifacts = await pack(sandbox, self.task, self.step)
+            return await run_tests(sandbox, self.task)
+        artifacts = await pack(sandbox, self.task)
         return Verdict(reward=0.0, log=artifacts) if isinstance(artifacts, str) else artifacts
 
     async def judge(self, sandbox: Sandbox, work: Sequence[tuple[Artifact, bytes]]) -> Verdict:
@@ -142,7 +124,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         for artifact, archive in work:
             if (problem := await unpack(sandbox, self.task, artifact, archive)) is not None:
                 return Verdict(reward=0.0, log=problem)
-        return await run_tests(sandbox, self.task, self.step)
+        return await run_tests(sandbox, self.task)
 
     async def judge_without_work(self, sandbox: Sandbox, error: VerifierError) -> Verdict:
         """Return a reward of 0 if the tests write a reward without the agent's work, which has thus caused `error`.
@@ -152,34 +134,23 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         """
         if self.judge_spec == self.spec:
             await self.prepare(sandbox)
-        await run_tests(sandbox, self.task, self.step)
+        await run_tests(sandbox, self.task)
         return Verdict(reward=0.0, log=f"{error}\nThe tests write a reward if the agent has done nothing.")
 
     async def located(self, sandbox: Sandbox) -> TerminalStage:
-        """Return this stage, with the image's working directory if the image decides about it."""
-        if not self.task.workdir_of_image:
+        """Return this task, with the image's working directory if the image decides about it."""
+        if self.task.workdir:
             return self
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
-        task = replace(self.task, workdir=shown.stdout.strip() or self.task.workdir)
-        return TerminalStage(task, self.options, self.at, self.scratch)
-
-    def next(self) -> TerminalStage:
-        """Return the next step."""
-        return TerminalStage(self.task, self.options, self.at + 1, self.scratch)
-
-
-def _judge_limit_s(task: TerminalTask, step: TaskStep) -> float:
-    """Return the maximum seconds to prepare a step, and to verify it with and without the agent's work."""
-    moved_s = 2 * SETUP_S * (4 + len(task.artifacts) + len(step.artifacts))
-    begin_s = _SETUP_S * ((step.setup is not None) + bool(task.setup))
-    if (check := step.healthcheck) is not None:
-        begin_s += check.start_period_s + check.retries * (check.timeout_s + check.interval_s)
-    return moved_s + begin_s + sum(one.timeout_s for one in step.verifier.collect) + 2 * step.verifier.timeout_s
+        workdir = shown.stdout.strip()
+        later = tuple(replace(one, workdir=workdir) for one in self.task.later)
+        return TerminalStage(replace(self.task, workdir=workdir, later=later), self.options)
 
 
 async def run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:
-    cwd = task.workdir or None
-    done = await sandbox.exec(["sh", "-c", 'sh "$0" && rm -f "$0"', path], cwd=cwd, timeout_s=_SETUP_S)
+    """Run a script of the sandbox and remove it; a failure is a `SandboxError`."""
+    command = ["sh", "-c", 'sh "$0" && rm -f "$0"', path]
+    done = await sandbox.exec(command, cwd=task.workdir or None, timeout_s=BEGIN_S)
     if done.exit_code != 0:
         raise SandboxError(f"{task.name}: its setup failed: {cut_middle(done.stderr or done.stdout, 1000)}")
 
@@ -198,7 +169,7 @@ def _introduction(mode: str, workdir: str) -> str:
 
 
 def _solve(task: TerminalTask, solution: Path) -> Plan:
-    """Return the plan that solves a step.
+    """Return the plan that solves a task.
 
     If the solution is only a script, without commands that would end or change the agent's shell, it is the script.
     Otherwise the folder of the solution is copied into the sandbox, ``solve.sh`` runs, and the folder is removed. The

@@ -1,4 +1,4 @@
-"""Verify the result of a step: run its tests, in a sandbox of their own or in that of the agent, and read the reward.
+"""Verify the result of a task: run its tests, in a sandbox of their own or in that of the agent, and read the reward.
 
 The agent's processes are ended first. A sandbox of the tests' own sees only the artifacts, which are unpacked with the
 rights of the agent's user. The tests run as root where the sandbox has root, in a folder that only root can enter, so
@@ -8,9 +8,12 @@ that programs of the agent, which the tests run as another user, can neither rea
 from __future__ import annotations
 
 import io
+import math
 import re
 import tarfile
 from pathlib import Path
+
+import msgspec
 
 from envkit import clock
 from envkit.errors import UnsupportedError
@@ -19,8 +22,7 @@ from envkit.types import GRADER_HOME, SandboxUser
 
 from ..tasks import Verdict
 from ..tools.limits import cut_middle
-from .formats import RewardFileError, read_reward
-from .tasks import WORK, TaskStep, TerminalTask
+from .tasks import WORK, TerminalTask
 
 _MAX_REWARD = 1 << 16
 _MAX_LOG = 4000
@@ -43,6 +45,10 @@ class VerifierError(Exception):
     """The tests of a task wrote no valid reward. That is a fault of the task, and not a reward of 0."""
 
 
+class RewardFileError(Exception):
+    """The tests wrote no reward, or one that cannot be read; this says nothing about the agent's work."""
+
+
 async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
     """End all processes of the agent, including those that it has put into the background."""
     if task.profile == "strict":
@@ -50,14 +56,14 @@ async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
     await sandbox.shell().close()
 
 
-async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Verdict:
-    """Run the tests of a step in a sandbox, in which the agent's processes have ended.
+async def run_tests(sandbox: Sandbox, task: TerminalTask) -> Verdict:
+    """Run the tests of a task in a sandbox, in which the agent's processes have ended.
 
     Raises:
         VerifierError: The tests wrote no valid reward.
     """
-    verifier = step.verifier
-    user = await _prepare(sandbox, task, await clock.to_thread(pack_tests, step))
+    verifier = task.verifier
+    user = await _prepare(sandbox, task, await clock.to_thread(pack_tests, verifier.tests))
     folder, logs = places(task)
     env = {**verifier.env, "ENVKIT_LOGS": logs} if task.is_portable else dict(verifier.env)
     cwd = "/" if task.is_portable or not task.workdir else task.workdir
@@ -82,8 +88,8 @@ async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Ver
     except RewardFileError as error:
         if result.is_out_of_memory:
             return Verdict(reward=0.0, log=f"{log}\nthe tests were ended, because the memory is full")
-        name = f"{task.name}{f' ({step.name})' if step.name else ''}"
-        raise VerifierError(f"{name}: {error}; the tests ended with exit code {result.exit_code}: {log}") from None
+        problem = f"{error}; the tests ended with exit code {result.exit_code}: {log}"
+        raise VerifierError(f"{task.name}: {problem}") from None
 
 
 def places(task: TerminalTask) -> tuple[str, str]:
@@ -113,9 +119,8 @@ async def _prepare(sandbox: Sandbox, task: TerminalTask, archive: bytes) -> Sand
     return user
 
 
-def pack_tests(step: TaskStep) -> bytes:
-    """Return the tests of a step as a tar archive, with the harness if they have a check and no harness."""
-    tests = step.verifier.tests
+def pack_tests(tests: Path) -> bytes:
+    """Return a folder of tests as a tar archive, with the harness if they have a check and no harness."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for path in sorted(tests.iterdir()):
@@ -124,6 +129,35 @@ def pack_tests(step: TaskStep) -> bytes:
         if (tests / "check.py").is_file() and not (tests / _HARNESS.name).exists():
             tar.add(_HARNESS, _HARNESS.name)
     return content.getvalue()
+
+
+def read_reward(json_content: bytes | None, txt_content: bytes | None) -> float:
+    """Return the reward that tests have written.
+
+    Args:
+        json_content: Content of ``reward.json``, an object of finite numbers: its reward is that of the key ``reward``,
+            or of the only key. None if there is no such file.
+        txt_content: Content of ``reward.txt``, a finite number, which counts if there is no ``reward.json``. None if
+            there is no such file.
+
+    Raises:
+        RewardFileError: Neither file exists, or the one that counts is malformed.
+    """
+    name, content = ("reward.txt", txt_content) if json_content is None else ("reward.json", json_content)
+    if content is None:
+        raise RewardFileError("the tests wrote neither reward.json nor reward.txt")
+    try:
+        is_text = name == "reward.txt"
+        rewards = {"": float(content.decode())} if is_text else msgspec.json.decode(content, type=dict[str, float])
+    except ValueError as error:  # msgspec's errors are ValueErrors
+        form = "a number" if is_text else "an object of numbers"
+        raise RewardFileError(f"{name}: must be {form}, got {content[:40]!r}: {error}") from None
+    if "reward" not in rewards and len(rewards) != 1:
+        raise RewardFileError(f"{name}: needs a key `reward`, or only one key; got {list(rewards)}")
+    reward = rewards["reward"] if "reward" in rewards else next(iter(rewards.values()))
+    if not math.isfinite(reward):
+        raise RewardFileError(f"{name}: must be a finite number, got {content[:40]!r}")
+    return reward
 
 
 def pytest_reward(output: str) -> float:

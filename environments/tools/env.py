@@ -68,7 +68,7 @@ class ToolEnv(AsyncEnv):
 
     Attributes:
         tools: Functions that become the tools; see `tool_of`.
-        spec: Spec of the sandbox; see also `spec_of`.
+        spec: Spec of the sandbox; see also `lease`.
         system: System prompt; None for no system prompt.
         options: Names of the environment's options, with their defaults. The limits below are also options.
         max_turns: Maximum number of actions.
@@ -80,7 +80,6 @@ class ToolEnv(AsyncEnv):
         data: Folders of the environment's data by name; see `EnvSpec.data`.
         grade_limit_s: Maximum seconds of the programs of the grader by its own limits, for the deadline of those who
             wait for it; None if there is no such limit. It is read after `start`.
-        extra_step_s: Seconds that a step may take beyond its tool call.
         submitted: Result of the tool ``submit``; None before it was called.
         sandbox_ended: Why the agent ended its sandbox; None if it did not.
 
@@ -104,7 +103,6 @@ class ToolEnv(AsyncEnv):
     }
 
     grade_limit_s: float | None = None
-    extra_step_s: float = 0.0
     submitted: str | None = None
     sandbox_ended: Cause | None = None
 
@@ -158,13 +156,9 @@ class ToolEnv(AsyncEnv):
         """Prepare `self.sandbox` for an episode and return the task's text. `options` has a value for every option."""
         raise NotImplementedError(f"{type(self).__name__}.start: define this method")
 
-    def spec_of(self, seed: int, options: Options) -> SandboxSpec:
-        """Return the spec of an episode's sandbox. Override it if the spec depends on the task."""
-        return self.spec
-
     def lease(self, seed: int, options: Options) -> AbstractAsyncContextManager[Sandbox]:
-        """Return an episode's sandbox as a context manager. Override it to start episodes from a snapshot."""
-        return self.sandboxes.lease(self.spec_of(seed, options), wait_s=LEASE_S)
+        """Return an episode's sandbox as a context manager. Override it if the spec depends on the task."""
+        return self.sandboxes.lease(self.spec, wait_s=LEASE_S)
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Lease a sandbox and start an episode in it."""
@@ -183,9 +177,9 @@ class ToolEnv(AsyncEnv):
             system=self.system,
             tools=self._schemas,
             is_graded=is_graded,
-            step_limit_s=self._limits.command_timeout_s + _GRACE_S + self.extra_step_s,
+            step_limit_s=self._limits.command_timeout_s + _GRACE_S,
             grade_limit_s=self.grade_limit_s,
-            episode_limit_s=self._limits.episode_timeout_s + self._limits.max_turns * self.extra_step_s,
+            episode_limit_s=self._limits.episode_timeout_s,
         )
 
     async def step(self, action: str) -> Step:

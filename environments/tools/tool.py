@@ -27,10 +27,7 @@ class Tool:
     """A tool that a model may call.
 
     Attributes:
-        name: Name of the tool.
-        description: What the tool does, for the model.
         parameters: JSON schema of the arguments.
-        function: The function that runs the tool.
         hidden: Names of the function's parameters that the environment fills.
     """
 
@@ -47,13 +44,7 @@ class Tool:
         return {"type": "function", "function": function}
 
     async def run(self, arguments: Mapping[str, JSON], *, sandbox: Sandbox, timeout_s: float) -> str:
-        """Run the tool and return its result. Exceptions of the function are raised.
-
-        Args:
-            arguments: Arguments that match `parameters`.
-            sandbox: The sandbox of the episode.
-            timeout_s: Seconds that the tool may take. Only functions with this parameter know the limit.
-        """
+        """Run the tool and return its result. Only functions with the parameter `timeout_s` know the limit."""
         filled = {"sandbox": sandbox, "timeout_s": timeout_s}
         result = self.function(**arguments, **{name: filled[name] for name in self.hidden})
         return str(await result if inspect.isawaitable(result) else result)

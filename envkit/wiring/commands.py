@@ -26,14 +26,13 @@ from envkit.wiring import tasks as task_sets
 from envkit.wiring.data import folder_of
 from envkit.wiring.environments import open_resources, slots
 
-RESERVED = ("spec", "sandboxes", "data", "build_image", "find_image", "display", "announce", "progress")
+RESERVED = ("spec", "sandboxes", "data", "build_image", "display", "announce", "progress")
 """Arguments that a command gets if it has them, and that are not part of its command line.
 
 ``sandboxes`` is an `envkit.protocols.SandboxPool`, which adds the option ``--backend``. ``data`` has the folder of each
 kind of data by name; it may not exist. ``build_image(tag, dockerfile, context, base=, timeout_s=)`` builds a Docker
-image unless it exists, and returns whether it was missing. ``find_image(tag)`` returns an image of this machine, with
-its ``user`` and ``entrypoint``, or None. ``announce`` shows a line, and ``progress`` the numbers of finished parts and
-of all parts, on ``display``. ``spec`` is the environment.
+image unless it exists, and returns whether it was missing. ``announce`` shows a line, and ``progress`` the numbers of
+finished parts and of all parts, on ``display``. ``spec`` is the environment.
 """
 
 
@@ -72,18 +71,17 @@ def run(
 
                 pool = open_tool_pool(given.pop("backend", None) or "auto", announce=display.announce)
                 given["sandboxes"] = await parts.enter_async_context(pool)
-            if wanted & {"build_image", "find_image"}:
-                docker = await parts.enter_async_context(_docker(display.announce))
-                given.update({one: value for one, value in docker.items() if one in wanted})
+            if "build_image" in wanted:
+                given["build_image"] = await parts.enter_async_context(_docker(display.announce))
             return await function(**given)  # type: ignore[no-any-return]
 
     return clock.run(main)
 
 
 @asynccontextmanager
-async def _docker(announce: Callable[[str], None]) -> AsyncIterator[Mapping[str, Callable[..., Awaitable[object]]]]:
-    """Yield ``build_image`` and ``find_image``, which connect to Docker when one is first called."""
-    from envkit.sandbox.docker.api import Daemon, DaemonError
+async def _docker(announce: Callable[[str], None]) -> AsyncIterator[Callable[..., Awaitable[bool]]]:
+    """Yield ``build_image``, which connects to Docker when it is first called."""
+    from envkit.sandbox.docker.api import Daemon
     from envkit.sandbox.docker.folder_build import build_folder
 
     async with AsyncExitStack() as parts:
@@ -104,13 +102,7 @@ async def _docker(announce: Callable[[str], None]) -> AsyncIterator[Mapping[str,
             )
             return True
 
-        async def find(tag: str) -> object:
-            try:
-                return await (await connected()).image(tag)
-            except DaemonError:
-                return None
-
-        yield {"build_image": build, "find_image": find}
+        yield build
 
 
 _LOOK = write_call("bash", command="pwd && ls -lA")

@@ -24,9 +24,7 @@ _SUFFIXES = ("txt", "md", "csv", "log", "json")
 
 
 def _members(draw: Draw, low: int, high: int) -> dict[str, str]:
-    folders = ["", *(f"{word}/" for word in draw.words(3)), f"{draw.word()}/{draw.word()}/"]
-    names = draw.words(draw.number(low, high))
-    return {f"{draw.one(folders)}{name}.{draw.one(_SUFFIXES)}": draw.sentence(1, 20) + "\n" for name in names}
+    return {path: draw.sentence(1, 20) + "\n" for path in draw.paths(low, high, _SUFFIXES)}
 
 
 def _pack(archive: str, folder: str) -> str:
@@ -50,6 +48,9 @@ def _unpack(draw: Draw) -> DrawnTask:
     here = draw.chance(0.4)
     if here:
         members = under(folder, members)
+    case = tree_case(
+        folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
+    )
     return DrawnTask(
         instruction=draw.saying(f"Extract {archive} here.", f"Unpack {archive} in the current folder.")
         if here
@@ -60,11 +61,7 @@ def _unpack(draw: Draw) -> DrawnTask:
         files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=_extract(archive, "." if here else folder),
-        checks=[
-            tree_case(
-                folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -85,20 +82,15 @@ def _create(draw: Draw) -> DrawnTask:
 def _gzip(draw: Draw) -> DrawnTask:
     name, out = f"{draw.word()}.log", draw.output()
     text = [draw.sentence() for _ in range(draw.number(20, 300))]
-    if draw.chance(0.5):
-        return DrawnTask(
-            instruction=f"Decompress {name}.gz and write its content to {out}.",
-            files={name: lines(text)},
-            setup=f"gzip {name}\n",
-            solution=f"gzip -dc {name}.gz > {out}\n",
-            checks=[file_case(out, lines(text), "exact")],
-        )
+    counts = not draw.chance(0.5)
     return DrawnTask(
-        instruction=f"How many lines does the compressed file {name}.gz have? Write the number to {out}.",
+        instruction=f"How many lines does the compressed file {name}.gz have? Write the number to {out}."
+        if counts
+        else f"Decompress {name}.gz and write its content to {out}.",
         files={name: lines(text)},
         setup=f"gzip {name}\n",
-        solution=f"gzip -dc {name}.gz | wc -l > {out}\n",
-        checks=[file_case(out, str(len(text)), "words")],
+        solution=f"gzip -dc {name}.gz{' | wc -l' if counts else ''} > {out}\n",
+        checks=[file_case(out, str(len(text)), "words") if counts else file_case(out, lines(text), "exact")],
     )
 
 
@@ -253,6 +245,11 @@ for path in sorted(old.keys() | new.keys()):
 """
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}"
     driver = _pack("a.tar.gz", "$1/old") + _pack("b.tar", "$1/new") + f"python3 {program_name} a.tar.gz b.tar\n"
+    case = run_case(
+        f"bash {hidden}.sh {hidden}",
+        files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
+        stdout=lines(found),
+    )
     return DrawnTask(
         instruction=f"Write a Python program {program_name} that compares two archives (tar or tar.gz). It is run as "
         f"`python3 {program_name} OLD NEW`, as in `python3 {program_name} old.tar.gz new.tar.gz`, and prints a line "
@@ -261,13 +258,7 @@ for path in sorted(old.keys() | new.keys()):
         files={**under("first", visible[0]), **under("second", visible[1])},
         setup=_pack("old.tar.gz", "first") + _pack("new.tar.gz", "second"),
         solution=write_file(program_name, program),
-        checks=[
-            run_case(
-                f"bash {hidden}.sh {hidden}",
-                files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
-                stdout=lines(found),
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -361,11 +352,25 @@ for name in sorted(seen):
         print(name)
 """
     names = [f"part{number}.{draw.one(_FORMATS)}" for number in range(1, count + 1)]
+
+    def files(of: list[dict[str, str]]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name, part in zip(names, of, strict=True):
+            found.update(under(f"{name}-files", part))
+        return found
+
     place = f"{draw.word()}-{draw.number(1000, 9999)}"
     driver = (
         "cd $1\n"
         + "".join(_pack(name, f"{name}-files") for name in names)
         + f"python3 ../{program_name} merged.{new} {' '.join(names)}\n"
+    )
+    case = run_case(
+        f"bash {place}.sh {place}",
+        files={f"{place}.sh": driver, **under(place, files(hidden))},
+        stdout=lines(conflicts),
+        timeout_s=30,
+        then=[archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged)],
     )
     return DrawnTask(
         instruction=f"Write a Python program {program_name}, run as `python3 {program_name} NEW ARCHIVE...`, as in "
@@ -374,29 +379,10 @@ for name in sorted(seen):
         f"in several archives, NEW has its content from the {'first' if first_wins else 'last'} of them. The program "
         "prints the paths that are in several archives with different contents, one a line, sorted. It is run on "
         "other archives too.",
-        files={
-            f"{name}-files/{path}": text
-            for name, part in zip(names, visible, strict=True)
-            for path, text in part.items()
-        },
+        files=files(visible),
         setup="".join(_pack(name, f"{name}-files") for name in names),
         solution=write_file(program_name, program),
-        checks=[
-            run_case(
-                f"bash {place}.sh {place}",
-                files={
-                    f"{place}.sh": driver,
-                    **{
-                        f"{place}/{name}-files/{path}": text
-                        for name, part in zip(names, hidden, strict=True)
-                        for path, text in part.items()
-                    },
-                },
-                stdout=lines(conflicts),
-                timeout_s=30,
-                then=[archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged)],
-            )
-        ],
+        checks=[case],
     )
 
 

@@ -389,6 +389,7 @@ def load(path):
 for key, value in sorted(load(sys.argv[1]).items()):
     print(key, "=", value)
 """
+    case = run_case(f"python3 {script} h/{last}", files=under("h", files), stdout=lines(found))
     return DrawnTask(
         instruction="The lines of the files conf/*.conf are KEY = VALUE, comments (starting with #) or empty. The key "
         f"{base} is special: its value is the name of another file in the same folder, from which the file inherits "
@@ -398,13 +399,7 @@ for key, value in sorted(load(sys.argv[1]).items()):
         f"by key, without {base} and removed ones. It is run on other files too, from other folders.",
         files=under("conf", visible[0]),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"python3 {script} h/{last}",
-                files=under("h", files),
-                stdout=lines(found),
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -452,6 +447,11 @@ open(path, "w").write("\\n".join(text) + "\\n")
 """
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}.sh"
     driver = "".join(f"python3 {script} other.ini {name}.{key} {value} || exit 1\n" for name, key, value in changes)
+    case = run_case(
+        f"bash {hidden}",
+        files={hidden: driver, "other.ini": _ini(sections, comments=comments)},
+        then=[file_case("other.ini", _ini(after, comments=comments))],
+    )
     return DrawnTask(
         instruction=f"Write a Python program {script}, run as `python3 {script} FILE SECTION.KEY VALUE`, as in "
         f"`python3 {script} app.ini {visible[2][0][0]}.{visible[2][0][1]} 17`, which sets a value in an INI file in "
@@ -461,13 +461,7 @@ open(path, "w").write("\\n".join(text) + "\\n")
         "the end of the file. It is run on other files too; do not change app.ini.",
         files={"app.ini": _ini(visible[0], comments=visible[1])},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {hidden}",
-                files={hidden: driver, "other.ini": _ini(sections, comments=comments)},
-                then=[file_case("other.ini", _ini(after, comments=comments))],
-            )
-        ],
+        checks=[case],
     )
 
 

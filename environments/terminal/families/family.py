@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -112,6 +112,12 @@ class Draw:
     def script(self, suffix: str) -> str:
         """Return a name for a program that the agent has to write."""
         return f"{self.word()}-{self.word()}.{suffix}"
+
+    def paths(self, low: int, high: int, suffixes: Sequence[str]) -> Iterator[str]:
+        """Yield `low` to `high` paths of files, with different names, in a few folders."""
+        folders = ["", *(f"{word}/" for word in self.words(3)), f"{self.word()}/{self.word()}/"]
+        for name in self.words(self.number(low, high)):
+            yield f"{self.one(folders)}{name}.{self.one(suffixes)}"
 
     def saying(self, *texts: str) -> str:
         """Return one of several texts with the same meaning."""

@@ -21,8 +21,7 @@ def _mode(draw: Draw) -> str:
 
 
 def _paths(draw: Draw, low: int, high: int, suffixes: Sequence[str] = _SUFFIXES) -> list[str]:
-    folders = ["", *(f"{word}/" for word in draw.words(3)), f"{draw.word()}/{draw.word()}/"]
-    return [draw.one(folders) + f"{word}.{draw.one(suffixes)}" for word in draw.words(draw.number(low, high))]
+    return list(draw.paths(low, high, suffixes))
 
 
 def _chmod(modes: Mapping[str, str]) -> str:
@@ -230,6 +229,9 @@ def _audit(draw: Draw) -> DrawnTask:
             modes[path] = wanted[suffix] if suffix in wanted and draw.chance(0.5) else _mode(draw)
         return wanted, modes
 
+    def rules(wanted: dict[str, str]) -> str:
+        return lines(f"{suffix} {mode}" for suffix, mode in wanted.items())
+
     (policy_now, now), (policy_then, then) = example(), example()
     found = []
     for path in sorted(then):
@@ -249,19 +251,13 @@ BEGIN { while ((getline line < policy) > 0) { split(line, part, " "); want[part[
         "should have: its path relative to FOLDER, its mode and the mode of the policy, in octal. Sort the lines by "
         "path, by bytes (LC_ALL=C). Files with other suffixes are not printed. The script is run on other folders and "
         "policies too.",
-        files={
-            **_files(under("tree", now), draw),
-            policy: lines(f"{suffix} {mode}" for suffix, mode in policy_now.items()),
-        },
+        files={**_files(under("tree", now), draw), policy: rules(policy_now)},
         setup=_chmod(under("tree", now)),
         solution=write_file(script, program),
         checks=[
             run_case(
                 f"bash {script} other rules",
-                files={
-                    **_files(under("other", then), draw),
-                    "rules": lines(f"{suffix} {mode}" for suffix, mode in policy_then.items()),
-                },
+                files={**_files(under("other", then), draw), "rules": rules(policy_then)},
                 modes=under("other", then),
                 stdout=lines(found),
             )
@@ -357,10 +353,7 @@ for parent, _, names in os.walk(sys.argv[1]):
         checks=[
             run_case(
                 f"python3 {name} files policy",
-                files={
-                    **_files(modes, draw),
-                    "policy": lines(f"{mode} {pattern}" for pattern, mode in rules_then),
-                },
+                files={**_files(modes, draw), "policy": lines(f"{mode} {pattern}" for pattern, mode in rules_then)},
                 then=[modes_case(modes)],
             )
         ],

@@ -222,6 +222,9 @@ done
 wait
 cat status-* | LC_ALL=C sort > {report}
 """
+    case = run_case(
+        f"bash {script}", remove=[folder, report], files=hidden, timeout_s=30, then=[file_case(report, lines(found))]
+    )
     return DrawnTask(
         instruction=f"Write a script {script} that runs all scripts {folder}/*.sh with bash at the same time, from the "
         "current folder (they wait for each other, so one after the other does not work), and waits until all have "
@@ -230,15 +233,7 @@ cat status-* | LC_ALL=C sort > {report}
         f"scripts in {folder}.",
         files=visible[0],
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script}",
-                remove=[folder, report],
-                files=hidden,
-                timeout_s=30,
-                then=[file_case(report, lines(found))],
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -352,6 +347,9 @@ done
     expected = [f"{name} {words[kinds[name]]}" for name in sorted(names)]
     expected += [f"{name} {ends[kinds[name]]}" for name in names if kinds[name] != "gone"] + ["[]"]
     hidden = _digest(str(draw.number(0, 10**9))) + ".py"
+    case = run_case(
+        f"python3 {hidden} '{json.dumps(kinds)}'", files={hidden: driver}, stdout=lines(expected), timeout_s=30
+    )
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} FOLDER`, which stops processes. The files "
         "NAME.pid in FOLDER have the ids of processes that may be running. Send SIGTERM to each; if it has not ended "
@@ -360,11 +358,7 @@ done
         f"{stale}` if there was no such process. After the script, all of the processes must have ended. It is run "
         f"with other processes in the folder {folder}.",
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"python3 {hidden} '{json.dumps(kinds)}'", files={hidden: driver}, stdout=lines(expected), timeout_s=30
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -393,6 +387,13 @@ with ThreadPoolExecutor(int(sys.argv[1])) as pool:
 for number, code in enumerate(results, 1):
     print(number, code, sep="{mark}")
 """
+    case = run_case(
+        f"bash {hidden}.sh",
+        files={f"{hidden}.sh": driver, f"{hidden}.txt": lines(texts)},
+        remove=["log"],
+        stdout=lines([*found, f"most {most} left 0"]),
+        timeout_s=30,
+    )
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} MOST FILE`, as in `bash {script} 2 commands.txt`, "
         "which runs each line of FILE as a command of `sh`, at most MOST of them at the same time. Start them in the "
@@ -401,15 +402,7 @@ for number, code in enumerate(results, 1):
         "lines: the number of its line, from 1, and its exit status. It is run with other commands too.",
         files={"commands.txt": lines(visible[0])},
         solution=f"cat > {script} <<'CONTENT'\n{python(program).replace('python3 -', 'python3 - $*')}CONTENT\n",
-        checks=[
-            run_case(
-                f"bash {hidden}.sh",
-                files={f"{hidden}.sh": driver, f"{hidden}.txt": lines(texts)},
-                remove=["log"],
-                stdout=lines([*found, f"most {most} left 0"]),
-                timeout_s=30,
-            )
-        ],
+        checks=[case],
     )
 
 

@@ -256,6 +256,10 @@ def _join(draw: Draw) -> DrawnTask:
             "select name || ' ' || sum({2}_count) from {1} join {0} on {0}.id = item group by name order by name",
             [f"{name} {totals[name]}" for name in sorted(totals)],
         )
+    columns = {
+        items: "id integer, name text, kind text, number integer",
+        orders: f"number integer, item integer, {field}_count integer",
+    }
     return DrawnTask(
         instruction=f"The SQLite file {path} has the tables {items} and {orders}. The column item of {orders} refers "
         f"to the column id of {items}. Write to {out} {what}.",
@@ -263,13 +267,7 @@ def _join(draw: Draw) -> DrawnTask:
             f"{items}.csv": _csv(("id", "name", "kind", "number"), rows),
             f"{orders}.csv": _csv(("n", "i", "c"), amounts),
         },
-        setup=_database(
-            path,
-            {
-                items: "id integer, name text, kind text, number integer",
-                orders: f"number integer, item integer, {field}_count integer",
-            },
-        ),
+        setup=_database(path, columns),
         solution=python(f"""
 import sqlite3
 rows = sqlite3.connect("{path}").execute("{query.format(items, orders, field)}").fetchall()
@@ -413,6 +411,11 @@ for key in keys:
 sums = [sum(cells[key, month] for key in keys) for month in months]
 writer.writerow(["total", *sums, sum(sums)])
 """
+    case = run_case(
+        f"python3 {name} in.csv",
+        files={"in.csv": _csv(("date", group, field), hidden)},
+        stdout=_csv((group, *months, "total"), table),
+    )
     return DrawnTask(
         instruction=f"Write a Python program {name}, run as `python3 {name} FILE`, as in `python3 {name} data.csv`, "
         f"which prints a CSV table of the sums of {field} (an empty {field} is 0) by {group} and month. Its header is "
@@ -422,13 +425,7 @@ writer.writerow(["total", *sums, sum(sums)])
         "It is run on other files with these columns too.",
         files={"data.csv": _csv(("date", group, field), visible)},
         solution=write_file(name, program),
-        checks=[
-            run_case(
-                f"python3 {name} in.csv",
-                files={"in.csv": _csv(("date", group, field), hidden)},
-                stdout=_csv((group, *months, "total"), table),
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -502,6 +499,16 @@ print("skipped", skipped)
         + group
         + " none; other changes of such ids are skipped."
     )
+    case = run_case(
+        f"bash {hidden_name}",
+        files={
+            hidden_name: f"{make}python3 {name} other.db other.jsonl\n",
+            f"{table}.csv": _csv(header, hidden[0]),
+            "other.jsonl": lines(json.dumps(change) for change in hidden[1]),
+        },
+        stdout=f"skipped {skipped}",
+        then=[rows_case("other.db", f"select id, name, {group}, {field} from {table} order by id", result)],  # type: ignore[arg-type]
+    )
     return DrawnTask(
         instruction=f"Write a Python program {name}, run as `python3 {name} DATABASE CHANGES`, as in `python3 {name} "
         f"data.db changes.jsonl`, which applies changes to the table {table} ({', '.join(header)}) of a SQLite file. "
@@ -515,18 +522,7 @@ print("skipped", skipped)
         },
         setup=_database("data.db", {table: columns}),
         solution=write_file(name, program),
-        checks=[
-            run_case(
-                f"bash {hidden_name}",
-                files={
-                    hidden_name: f"{make}python3 {name} other.db other.jsonl\n",
-                    f"{table}.csv": _csv(header, hidden[0]),
-                    "other.jsonl": lines(json.dumps(change) for change in hidden[1]),
-                },
-                stdout=f"skipped {skipped}",
-                then=[rows_case("other.db", f"select id, name, {group}, {field} from {table} order by id", result)],  # type: ignore[arg-type]
-            )
-        ],
+        checks=[case],
     )
 
 

@@ -79,19 +79,18 @@ def _each_line(draw: Draw) -> DrawnTask:
     )
     what, program, change = draw.one(changes)
     numbered = f"{program} | awk '{{ print NR \"{mark} \" $0 }}'"
+    case = run_case(
+        f"bash {name}",
+        stdin=lines(text),
+        stdout=lines(f"{number}{mark} {change(line)}" for number, line in enumerate(text, 1)),
+    )
     return _task(
         f"Write a shell script {name} that reads lines from standard input and prints each line {what}; before that, "
         f"each line of the output has the number of the line, from 1, and `{mark} `, such as `1{mark} ...`. It is run "
         f"as `bash {name} < FILE`. The input has only lower-case letters and single spaces.",
         name,
         numbered,
-        [
-            run_case(
-                f"bash {name}",
-                stdin=lines(text),
-                stdout=lines(f"{number}{mark} {change(line)}" for number, line in enumerate(text, 1)),
-            )
-        ],
+        [case],
     )
 
 
@@ -501,6 +500,9 @@ else:
         print(number, "{closed_mark}" if closed else "{open_mark}", text)
 json.dump(items, open("{store}", "w"))
 """
+    case = run_case(
+        f"bash {hidden}", files={hidden: lines(commands)}, remove=[store], stdout=lines(expected), timeout_s=30
+    )
     return _task(
         f"Write a Python program {name} that keeps a list of tasks in the file {store} of the current folder, between "
         f"its runs. `python3 {name} {add} TEXT` adds a task and prints its number; numbers start at 1. `python3 {name} "
@@ -510,11 +512,7 @@ json.dump(items, open("{store}", "w"))
         f"{store} is an empty list; leave none behind.",
         name,
         program,
-        [
-            run_case(
-                f"bash {hidden}", files={hidden: lines(commands)}, remove=[store], stdout=lines(expected), timeout_s=30
-            )
-        ],
+        [case],
     )
 
 

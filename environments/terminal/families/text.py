@@ -199,6 +199,9 @@ awk -v RS= -F'\\n' 'BEGIN {{ print "{mark.join(keys)}" }} {{
   print line
 }}' "$1"
 """
+    case = run_case(
+        f"bash {script} hidden.txt", files={"hidden.txt": text(hidden)}, stdout=lines(mark.join(row) for row in table)
+    )
     return DrawnTask(
         instruction=f"The file records.txt has records of lines KEY: VALUE, separated by empty lines. Write a script "
         f"{script} that prints such a file as a table: first the line {mark.join(keys)}, then a line for each record "
@@ -206,13 +209,7 @@ awk -v RS= -F'\\n' 'BEGIN {{ print "{mark.join(keys)}" }} {{
         f"missing value is printed as -. It is run as `bash {script} FILE`, also on other files.",
         files={"records.txt": text(visible)},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} hidden.txt",
-                files={"hidden.txt": text(hidden)},
-                stdout=lines(mark.join(row) for row in table),
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -240,6 +237,9 @@ def _joined(draw: Draw) -> DrawnTask:
 awk 'NR == FNR {{ name[$1] = $2; next }} {{ total[$2 in name ? name[$2] : "unknown"] += $1 }}
 END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_ALL=C sort
 """
+    case = run_case(
+        f"bash {script}", files=files(*hidden), stdout=lines(f"{name} {totals[name]}" for name in sorted(totals))
+    )
     return DrawnTask(
         instruction=f"The lines of {left}.txt are ID NAME; different ids may have the same name. The lines of "
         f"{right}.txt are AMOUNT ID. Write a script {script} that reads both files from the current folder and prints "
@@ -248,13 +248,7 @@ END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_
         "files.",
         files=files(*visible),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script}",
-                files=files(*hidden),
-                stdout=lines(f"{name} {totals[name]}" for name in sorted(totals)),
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -291,6 +285,9 @@ BEGIN {{ while ((getline word < stop) > 0) ignored[word] = 1 }}
      lines[$i] = lines[$i] (last[$i] ? "," : "") NR; last[$i] = NR; count[$i]++ }} }}
 END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[word] }}' | LC_ALL=C sort -t: -k1,1
 """
+    case = run_case(
+        f"bash {script} t.txt s.txt", files={"t.txt": hidden["book.txt"], "s.txt": hidden[stop]}, stdout=lines(index)
+    )
     return DrawnTask(
         instruction=f"Write a script {script} that prints an index of a text. It is run as `bash {script} TEXT STOP`, "
         f"as in `bash {script} book.txt {stop}`, also with other files. Words are separated by blanks. Upper and lower "
@@ -300,13 +297,7 @@ END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[wor
         "Sort the index by word.",
         files=visible,
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} t.txt s.txt",
-                files={"t.txt": hidden["book.txt"], "s.txt": hidden[stop]},
-                stdout=lines(index),
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -337,6 +328,9 @@ kind[FNR] == "i" { print text[FNR] }
 { print }
 kind[FNR] == "a" { print text[FNR] }' "$2" "$1"
 """
+    case = run_case(
+        f"bash {script} in ed", files={"in": lines(hidden[0]), "ed": lines(hidden[1])}, stdout=lines(hidden[2])
+    )
     return DrawnTask(
         instruction=f"Write a script {script} that applies edits to a text and prints the result. It is run as `bash "
         f"{script} TEXT EDITS`, also on other files; text.txt and edits.txt are examples. A line of EDITS is `N d` "
@@ -345,13 +339,7 @@ kind[FNR] == "a" { print text[FNR] }' "$2" "$1"
         "edits are in any order; no two of them have the same N.",
         files={"text.txt": lines(visible[0]), "edits.txt": lines(visible[1])},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} in ed",
-                files={"in": lines(hidden[0]), "ed": lines(hidden[1])},
-                stdout=lines(hidden[2]),
-            )
-        ],
+        checks=[case],
     )
 
 

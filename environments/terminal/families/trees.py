@@ -189,6 +189,9 @@ def _links(draw: Draw) -> DrawnTask:
     found = [path for path in files if path.endswith(f".{suffix}")]
     if not found:
         return _links(draw)
+    case = tree_case(
+        target, {PurePosixPath(path).name.removesuffix(f".{suffix}"): {"link": f"../{folder}/{path}"} for path in found}
+    )
     return DrawnTask(
         instruction=f"Create a folder {target} with a symbolic link for each .{suffix} file below {folder} (in "
         f"subfolders too). The link has the name of the file without .{suffix}; its target is the relative path of the "
@@ -199,15 +202,7 @@ find {folder} -type f -name '*.{suffix}' | while read -r path; do
   ln -s "../$path" "{target}/$(basename "$path" .{suffix})"
 done
 """,
-        checks=[
-            tree_case(
-                target,
-                {
-                    PurePosixPath(path).name.removesuffix(f".{suffix}"): {"link": f"../{folder}/{path}"}
-                    for path in found
-                },
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -242,6 +237,12 @@ for name in *; do
   mv "$name" "$folder/$new"
 done
 """
+    case = run_case(
+        f"bash {script}",
+        remove=[source, target],
+        files=under(source, hidden),
+        then=[tree_case(target, sorted_in(hidden)), tree_case(source, {})],
+    )
     return DrawnTask(
         instruction=f"Write a script {script} that moves the files of the folder {source} into a new folder {target}. "
         f"A file YEAR-MONTH-DAY-NAME, such as 2021-03-09-plan.txt, becomes {target}/2021/03/plan.txt; a file without a "
@@ -249,14 +250,7 @@ done
         f"run as `bash {script}` in a copy of this folder in which {source} has other files; do not run it here.",
         files=under(source, visible),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script}",
-                remove=[source, target],
-                files=under(source, hidden),
-                then=[tree_case(target, sorted_in(hidden)), tree_case(source, {})],
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -329,6 +323,12 @@ for path in sorted(old.keys() | new.keys()):
 shutil.rmtree(target)
 shutil.copytree(source, target)
 """
+    case = run_case(
+        f"python3 {script} h1 h2",
+        files={**under("h1", source), **under("h2", target)},
+        stdout=lines(f"{kind} {path}" for path, kind in sorted(changes)),
+        then=[tree_case("h1", dict(source)), tree_case("h2", dict(source))],
+    )
     return DrawnTask(
         instruction=f"Write a Python program {script} that makes one folder equal to another. It is run as `python3 "
         f"{script} SOURCE TARGET`, as in `python3 {script} first second`, also on other folders; both exist. "
@@ -338,14 +338,7 @@ shutil.copytree(source, target)
         "relative to the folders, sorted by PATH.",
         files={**under("first", visible[0]), **under("second", visible[1])},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"python3 {script} h1 h2",
-                files={**under("h1", source), **under("h2", target)},
-                stdout=lines(f"{kind} {path}" for path, kind in sorted(changes)),
-                then=[tree_case("h1", dict(source)), tree_case("h2", dict(source))],
-            )
-        ],
+        checks=[case],
     )
 
 
@@ -379,6 +372,11 @@ find . -type f | sed 's,^[.]/,,' | LC_ALL=C sort | while IFS= read -r path; do
   cp "$path" "../$2/$new"
 done
 """
+    case = run_case(
+        f"bash {script} from to",
+        files=under("from", hidden),
+        then=[tree_case("to", flat), tree_case("from", dict(hidden))],
+    )
     return DrawnTask(
         instruction=f"Write a script {script} that copies all files below a folder into one flat folder. It is run as "
         f"`bash {script} FROM TO`, as in `bash {script} {folder} {target}`, also on other folders of the current "
@@ -387,13 +385,7 @@ done
         f"NAME{mark}3.SUFFIX, and so on. Paths may have spaces. FROM stays as it is.",
         files=under(folder, visible),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} from to",
-                files=under("from", hidden),
-                then=[tree_case("to", flat), tree_case("from", dict(hidden))],
-            )
-        ],
+        checks=[case],
     )
 
 

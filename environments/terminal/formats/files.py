@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import yaml
 
 from envkit.errors import ConfigError
 
+T = TypeVar("T")
 MAX_TEXT = 256 << 10
 """Maximum bytes of a file that describes a task."""
 _MAX_FOLDER = 2 << 30
@@ -42,18 +47,26 @@ def require_usable(folder: Path) -> None:
 
 
 def read_text(file: Path) -> str:
-    """Return the content of a file that describes a task.
+    """Return the content of a file that describes a task, in a folder that `require_usable` has accepted.
 
     Raises:
-        ConfigError: It cannot be read, is no regular file, is larger than `MAX_TEXT`, or is not UTF-8.
+        ConfigError: It cannot be read, is larger than `MAX_TEXT`, or is not UTF-8.
     """
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise ConfigError([f"{file}: must be a regular file"])
-            content = opened.read(MAX_TEXT + 1)
-        if len(content) > MAX_TEXT:
+        if file.stat().st_size > MAX_TEXT:
             raise ConfigError([f"{file}: must have at most {MAX_TEXT >> 10} KiB"])
-        return content.decode()
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{file}: cannot be read: {error}"]) from None
+
+
+def read_yaml(file: Path, kind: type[T]) -> T:
+    """Return the content of a YAML file that describes a task.
+
+    Raises:
+        ConfigError: See `read_text`; or it is malformed.
+    """
+    try:
+        return msgspec.convert(yaml.safe_load(read_text(file)), kind)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # msgspec's errors are ValueErrors
+        raise ConfigError([f"{file}: {' '.join(str(error).split())}"]) from None

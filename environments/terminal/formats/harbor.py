@@ -5,19 +5,21 @@ envkit's own keys are in the table ``[metadata.envkit]``, and a folder ``cheats`
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-import yaml
+import msgspec
 from msgspec.structs import replace
 
 from envkit.errors import ConfigError
 
-from ..images import ignored, last_stage, workdir_of
-from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TaskStep, TerminalTask, Verifier
+from ..images import ignored
+from ..tasks import WORK, Artifact, Profile, TerminalTask, Verifier
 from . import schema
-from .files import read_text, require_usable
+from .files import read_text, read_yaml, require_usable
 from .writing import write_task
 
 __all__ = ["read_task", "write_task"]
@@ -25,11 +27,23 @@ __all__ = ["read_task", "write_task"]
 _CANARY = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _PUBLISHED = "/logs/artifacts"
 """Folder that Harbor collects as an artifact of every task."""
-_NO_GPU = "environment.{}: sandboxes of envkit have no accelerators"
+_NO_GPU = "sandboxes of envkit have no accelerators"
+_UNUSED = {
+    "gpus": _NO_GPU,
+    "gpu_types": _NO_GPU,
+    "tpu": _NO_GPU,
+    "mcp_servers": "the agent does not get the tools of MCP servers",
+    "skills_dir": "the agent does not get skills",
+}
+"""Keys of the table ``environment`` that envkit ignores, with what that means."""
 _SERVICE_KEYS = {"build", "image", "container_name", "command", "entrypoint", "init", "stdin_open", "tty", "restart"}
 
 
-def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
+class _Compose(msgspec.Struct):
+    services: dict[str, dict[str, Any]]
+
+
+def read_task(folder: Path) -> TerminalTask:
     """Read a task.
 
     Unsupported settings that envkit can ignore are in the notes of the task. If a file with the table
@@ -37,7 +51,6 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
 
     Args:
         folder: Folder of the task.
-        variables: Names of the environment variables of this process that the task may read as ``${NAME}``.
 
     Raises:
         ConfigError: A file is missing or malformed, or envkit cannot play the task. The message names file and key.
@@ -47,15 +60,14 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     found = schema.read_file(file)
     own, settings = found.metadata.envkit or schema.EnvkitTable(), found.environment
     is_own = found.metadata.envkit is not None
-    if is_own and found.verifier.mode is None:
+    if is_own and found.verifier.environment_mode is None:
         found = replace(found, verifier=replace(found.verifier, environment_mode="separate"))
     notes: list[str] = []
     cheats = {path.stem: path for path in sorted((folder / "cheats").glob("*.sh"))}
     environment = folder / "environment"
     _require_playable(file, found, environment, notes)
     profile: Profile = own.profile or ("strict" if own.portable else "system")
-    network = found.agent.network(_network(settings))
-    artifacts = _artifacts(f"{file}: artifacts", found.artifacts)
+    network = found.agent.network(settings.network("open" if settings.allow_internet else "none"))
     if own.portable:
         workdir = settings.workdir or WORK
         if workdir != WORK or profile != "strict" or settings.docker_image:
@@ -67,17 +79,12 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     else:
         workdir = settings.workdir
         if not settings.docker_image:
-            workdir = workdir or workdir_of(environment / "Dockerfile")
-            notes.extend(ignored(last_stage(environment / "Dockerfile")))
+            notes.extend(ignored(environment / "Dockerfile"))
         _note_users(found, profile, notes)
-    steps = tuple(_steps(folder, file, found, network, variables, notes))
-    is_separate = any(step.verifier.is_separate for step in steps)
-    if is_separate and not is_own and _PUBLISHED not in {artifact.source for artifact in artifacts}:
-        artifacts = (Artifact(source=_PUBLISHED), *artifacts)
-    return TerminalTask(
+    first, *later = _steps(folder, file, found, network, notes)
+    task = TerminalTask(
         name=found.task.name if found.task else folder.resolve().name,
         folder=folder,
-        steps=steps,
         environment=environment,
         image=schema.image_name(f"{file}: environment.docker_image", settings.docker_image),
         is_portable=own.portable,
@@ -86,98 +93,92 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         packages=own.packages,
         profile=profile,
         workdir=workdir,
-        workdir_of_image=not settings.workdir and not own.portable,
-        env=schema.resolved(f"{file}: environment.env", settings.env, variables),
+        env=schema.resolved(f"{file}: environment.env", settings.env),
         cpus=settings.cpus,
-        memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),
-        disk_mib=_size(file, "storage", settings.storage_mb, settings.storage),
-        pids=own.pids,
+        memory_mib=schema.size_mib(f"{file}: environment.memory", settings.memory_mb, settings.memory),
+        disk_mib=schema.size_mib(f"{file}: environment.storage", settings.storage_mb, settings.storage),
         network=network,
-        healthcheck=_healthcheck(settings.healthcheck),
-        solution_env=schema.resolved(f"{file}: solution.env", found.solution.env, variables),
-        artifacts=artifacts,
+        healthcheck=settings.healthcheck,
+        solution_env=schema.resolved(f"{file}: solution.env", found.solution.env),
         reward=found.multi_step_reward_strategy,
         difficulty=str(found.metadata.difficulty),
         category=str(found.metadata.category),
         cheats=cheats,
         notes=tuple(dict.fromkeys(notes)),
+        **first,
     )
+    return dataclasses.replace(task, later=tuple(dataclasses.replace(task, **step) for step in later))
 
 
 def _steps(
-    folder: Path,
-    file: Path,
-    found: schema.TaskFile,
-    network: str | tuple[str, ...],
-    variables: Collection[str],
-    notes: list[str],
-) -> Iterator[TaskStep]:
-    if not found.steps:
-        yield TaskStep(
-            instruction=_instruction(folder),
-            verifier=_verifier(folder, file, "verifier", found.verifier, None, network, variables, notes),
-            solution=_solution(folder),
-            timeout_s=found.agent.timeout_sec,
-        )
-        return
-    if len({step.name for step in found.steps}) < len(found.steps):
-        raise ConfigError([f"{file}: steps: names must be different"])
-    for step in found.steps:
-        place = f"steps.{step.name}"
-        if not step.name or step.name in (".", "..") or "/" in step.name:
-            raise ConfigError([f"{file}: steps.name: must be the name of a folder in steps, got {step.name!r}"])
-        part = folder / "steps" / step.name
-        if step.agent.network_mode is not None and step.agent.network(network) != network:
-            notes.append(f"{place}.agent.network_mode: all steps have the network of the environment")
-        yield TaskStep(
-            name=step.name,
-            instruction=_instruction(part),
-            verifier=_verifier(
-                folder, file, place + ".verifier", step.verifier, (part, found.verifier), network, variables, notes
-            ),
-            solution=_solution(part),
-            setup=_setup(part, place, notes),
-            timeout_s=step.agent.timeout_sec or found.agent.timeout_sec,
-            min_reward=_min_reward(file, place, step.min_reward),
-            artifacts=_artifacts(f"{file}: {place}.artifacts", step.artifacts),
-            healthcheck=_healthcheck(step.healthcheck),
-        )
+    folder: Path, file: Path, found: schema.TaskFile, network: str | tuple[str, ...], notes: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield what belongs to each step, as attributes of `TerminalTask`. A task without steps is its only one."""
+    only = schema.StepTable(name="", agent=found.agent, verifier=found.verifier)
+    artifacts = _artifacts(f"{file}: artifacts", found.artifacts)
+    for step in found.steps or (only,):
+        part, tests, place, verifier = folder, folder / "tests", "", step.verifier
+        if step is not only:
+            if step.name in ("", ".", "..") or "/" in step.name:
+                raise ConfigError([f"{file}: steps.name: must be the name of a folder in steps, got {step.name!r}"])
+            part, place = folder / "steps" / step.name, f"steps.{step.name}."
+            if (part / "tests" / "test.sh").is_file():
+                if tests.is_dir():
+                    notes.append(f"{place}verifier: only the tests of the step are used, not those of the task")
+                tests = part / "tests"
+            if step.agent.network(network) != network:
+                notes.append(f"{place}agent.network_mode: all steps have the network of the environment")
+            if (part / "workdir").is_dir() and any(path.name != "setup.sh" for path in (part / "workdir").iterdir()):
+                notes.append(f"{place}workdir: of this folder, only setup.sh is used")
+            verifier = _inherited(verifier, found.verifier)
+        checked = _verifier(tests, file, f"{place}verifier", verifier, network, notes)
+        kept = (*artifacts, *_artifacts(f"{file}: {place}artifacts", step.artifacts))
+        if checked.is_separate and found.metadata.envkit is None and _PUBLISHED not in {one.source for one in kept}:
+            kept = (Artifact(source=_PUBLISHED), *kept)
+        solution, setup, least = part / "solution", part / "workdir" / "setup.sh", step.min_reward
+        yield {
+            "instruction": _instruction(part),
+            "verifier": checked,
+            "solution": solution if (solution / "solve.sh").is_file() else None,
+            "step_setup": setup if step is not only and setup.is_file() else None,
+            "step_healthcheck": step.healthcheck,
+            "min_reward": least.reward if isinstance(least, schema.RewardTable) else least,
+            "timeout_s": step.agent.timeout_sec or found.agent.timeout_sec,
+            "artifacts": kept,
+        }
+
+
+def _inherited(table: schema.VerifierTable, shared: schema.VerifierTable) -> schema.VerifierTable:
+    """Return the verifier of a step, which takes the keys that it lacks from that of the task."""
+    mode = table.mode or shared.mode
+    return replace(
+        table,
+        env={**shared.env, **table.env},
+        environment_mode=mode,
+        environment=table.environment or (shared.environment if mode == "separate" else None),
+        collect=(*shared.collect, *table.collect),
+    )
 
 
 def _verifier(
-    folder: Path,
+    tests: Path,
     file: Path,
     key: str,
     table: schema.VerifierTable,
-    step: tuple[Path, schema.VerifierTable] | None,
     network: str | tuple[str, ...],
-    variables: Collection[str],
     notes: list[str],
 ) -> Verifier:
-    """Return the verifier of a table. Keys that a step's table lacks come from the table of the task.
-
-    The tests of a step are in its own folder, or else in that of the task.
-    """
-    tests, mode, environment, collect = folder / "tests", table.mode, table.environment, table.collect
-    env = table.env
-    if step is not None:
-        part, shared = step
-        mode, environment = mode or shared.mode, environment or shared.environment
-        env, collect = {**shared.env, **env}, (*shared.collect, *collect)
-        if (part / "tests" / "test.sh").is_file():
-            if tests.is_dir():
-                notes.append(f"{key}: of the folders tests and {part.name}/tests, only the second one is used")
-            tests = part / "tests"
+    environment, env = table.environment, table.env
     if not (tests / "test.sh").is_file():
         raise ConfigError([f"{file}: {key}: {tests / 'test.sh'} is missing"])
     with (tests / "test.sh").open("rb") as opened:
         if b"\r\n" in opened.read(4096):
-            notes.append(f"{key}: {tests.name}/test.sh has CR LF line ends, with which shells fail")
-    if table.environment_mode == "shared" and table.environment is not None:
+            notes.append(f"{key}: tests/test.sh has CR LF line ends, with which shells fail")
+    if table.environment_mode == "shared" and environment is not None:
         raise ConfigError([f'{file}: {key}.environment: needs environment_mode = "separate"'])
     if table.network(network) not in (network, "none"):
         notes.append(f"{key}.network_mode: the tests have the network of the environment")
-    is_separate = mode == "separate"
+    is_separate = table.mode == "separate"
     image, dockerfile = "", None
     if is_separate:
         image = environment.docker_image if environment else ""
@@ -190,16 +191,16 @@ def _verifier(
             rest = [name for name in ("cpus", "memory_mb", "storage_mb", "healthcheck") if getattr(environment, name)]
             if rest:
                 notes.append(f"{key}.environment: {', '.join(rest)}: the verifier has the limits of the environment")
-    for one in collect:
+    for one in table.collect:
         _require_main(f"{file}: {key}.collect.service", one.service)
     return Verifier(
         tests=tests,
         timeout_s=table.timeout_sec,
-        env=schema.resolved(f"{file}: {key}.env", env, variables),
+        env=schema.resolved(f"{file}: {key}.env", env),
         is_separate=is_separate,
         dockerfile=dockerfile,
         image=image,
-        collect=tuple(Collect(command=one.command, timeout_s=one.timeout_sec) for one in collect),
+        collect=table.collect,
     )
 
 
@@ -207,13 +208,7 @@ def _require_playable(file: Path, found: schema.TaskFile, environment: Path, not
     """Raise an error if envkit cannot play the task; add a note for what it ignores."""
     settings = found.environment
     _require_linux(file, "environment", settings)
-    for key in ("gpus", "gpu_types", "tpu"):
-        if getattr(settings, key):
-            notes.append(_NO_GPU.format(key))
-    if settings.mcp_servers:
-        notes.append("environment.mcp_servers: the agent does not get the tools of MCP servers")
-    if settings.skills_dir:
-        notes.append("environment.skills_dir: the agent does not get skills")
+    notes.extend(f"environment.{key}: {why}" for key, why in _UNUSED.items() if getattr(settings, key))
     if (compose := environment / "docker-compose.yaml").is_file():
         notes.extend(compose_notes(compose))
     is_portable = found.metadata.envkit is not None and found.metadata.envkit.portable
@@ -227,13 +222,7 @@ def compose_notes(file: Path) -> list[str]:
     Raises:
         ConfigError: It is malformed, or has several services.
     """
-    try:
-        content = yaml.safe_load(read_text(file))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError([f"{file}: not valid YAML: {' '.join(str(error).split())}"]) from None
-    services = content.get("services") if isinstance(content, dict) else None
-    if not isinstance(services, dict) or not all(isinstance(service, dict) for service in services.values()):
-        raise ConfigError([f"{file}: services: must be a mapping of services"])
+    services = read_yaml(file, _Compose).services
     if len(services) > 1:
         names = ", ".join(map(str, services))
         raise ConfigError([f"{file}: services: envkit plays tasks with one container; this one has {names}"])
@@ -250,8 +239,8 @@ def _require_linux(file: Path, key: str, table: schema.EnvironmentTable) -> None
         raise ConfigError([f"{file}: {key}.os: envkit has only Linux sandboxes, got {table.os!r}"])
 
 
-def _require_main(place: str, service: str | None) -> None:
-    if service not in (None, "", "main"):
+def _require_main(place: str, service: str) -> None:
+    if service not in ("", "main"):
         raise ConfigError([f"{place}: envkit plays tasks with one container, main; got {service!r}"])
 
 
@@ -265,16 +254,6 @@ def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> N
         notes.append(f"verifier.user: {found.verifier.user}: tests run as root")
 
 
-def _network(table: schema.EnvironmentTable) -> str | tuple[str, ...]:
-    if table.network_mode is None and table.allow_internet is not None:
-        return "open" if table.allow_internet else "none"
-    return table.network("open")
-
-
-def _size(file: Path, name: str, mib: int | None, text: str) -> int | None:
-    return schema.size_mib(f"{file}: environment.{name}", text) if mib is None and text else mib
-
-
 def _instruction(folder: Path) -> str:
     """Return the instruction without the canaries that data sets put at its top, to find copies of themselves."""
     lines = read_text(folder / "instruction.md").splitlines(keepends=True)
@@ -285,48 +264,14 @@ def _instruction(folder: Path) -> str:
     return text.lstrip("\n") if start else text
 
 
-def _solution(folder: Path) -> Path | None:
-    return folder / "solution" if (folder / "solution" / "solve.sh").is_file() else None
-
-
-def _setup(part: Path, place: str, notes: list[str]) -> Path | None:
-    work = part / "workdir"
-    if not work.is_dir():
-        return None
-    if any(path.name != "setup.sh" for path in work.iterdir()):
-        notes.append(f"{place}: of the folder workdir, only setup.sh is used")
-    return work / "setup.sh" if (work / "setup.sh").is_file() else None
-
-
-def _min_reward(file: Path, place: str, value: float | dict[str, float] | None) -> float | None:
-    if not isinstance(value, dict):
-        return value
-    if value.keys() != {"reward"}:
-        raise ConfigError([f"{file}: {place}.min_reward: envkit has one reward; give a number"])
-    return value["reward"]
-
-
-def _artifacts(place: str, entries: Sequence[str | schema.ArtifactTable]) -> tuple[Artifact, ...]:
+def _artifacts(place: str, entries: Sequence[str | Artifact]) -> tuple[Artifact, ...]:
     """Return artifacts. Harbor's key ``destination``, a folder on the host, is ignored."""
     found = []
     for entry in entries:
-        table = schema.ArtifactTable(source=entry) if isinstance(entry, str) else entry
-        _require_main(place, table.service)
-        path = PurePosixPath(table.source)
+        artifact = Artifact(source=entry) if isinstance(entry, str) else entry
+        _require_main(place, artifact.service)
+        path = PurePosixPath(artifact.source)
         if not path.is_absolute() or ".." in path.parts:
-            raise ConfigError([f"{place}: must be an absolute path without .., got {table.source!r}"])
-        found.append(Artifact(source=str(path), exclude=table.exclude))
+            raise ConfigError([f"{place}: must be an absolute path without .., got {artifact.source!r}"])
+        found.append(replace(artifact, source=str(path)))
     return tuple(found)
-
-
-def _healthcheck(table: schema.HealthcheckTable | None) -> Healthcheck | None:
-    if table is None:
-        return None
-    return Healthcheck(
-        command=table.command,
-        interval_s=table.interval_sec,
-        timeout_s=table.timeout_sec,
-        start_period_s=table.start_period_sec,
-        start_interval_s=table.start_interval_sec,
-        retries=table.retries,
-    )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from envkit.errors import ConfigError
 
+from ..tasks import Artifact, Collect, Healthcheck, Timeout
 from .files import read_text
 
 _VERSIONS = re.compile(r"1\.\d+")
@@ -27,19 +28,6 @@ _MAX_DOTS = 200_000
 _AT = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<key>.*)`", re.DOTALL)
 
 
-Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-_Wait = Annotated[float, msgspec.Meta(ge=0, le=600)]
-
-
-class HealthcheckTable(msgspec.Struct, frozen=True, kw_only=True):
-    command: str
-    interval_sec: _Wait = 5.0
-    timeout_sec: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
-    start_period_sec: _Wait = 0.0
-    start_interval_sec: _Wait = 5.0
-    retries: int = 3
-
-
 class NetworkTable(msgspec.Struct, frozen=True, kw_only=True):
     network_mode: Literal["public", "no-network", "allowlist"] | None = None
     allowed_hosts: tuple[str, ...] | None = None
@@ -52,7 +40,6 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvironmentTable(NetworkTable, frozen=True, kw_only=True):
-    build_timeout_sec: float = 600.0
     docker_image: str = ""
     os: str = "linux"
     cpus: float | None = None
@@ -64,18 +51,11 @@ class EnvironmentTable(NetworkTable, frozen=True, kw_only=True):
     mcp_servers: tuple[dict[str, Any], ...] = ()
     skills_dir: str = ""
     env: dict[str, str] = {}
-    healthcheck: HealthcheckTable | None = None
+    healthcheck: Healthcheck | None = None
     workdir: str = ""
     memory: str = ""
     storage: str = ""
-    allow_internet: bool | None = None
-
-
-class CollectTable(msgspec.Struct, frozen=True, kw_only=True):
-    command: str
-    service: str = "main"
-    timeout_sec: Timeout = 60.0
-    user: str | int | None = None
+    allow_internet: bool = True
 
 
 class VerifierTable(NetworkTable, frozen=True, kw_only=True):
@@ -84,7 +64,7 @@ class VerifierTable(NetworkTable, frozen=True, kw_only=True):
     user: str | int | None = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: EnvironmentTable | None = None
-    collect: tuple[CollectTable, ...] = ()
+    collect: tuple[Collect, ...] = ()
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
@@ -97,20 +77,17 @@ class AgentTable(NetworkTable, frozen=True, kw_only=True):
     user: str | int | None = None
 
 
-class ArtifactTable(msgspec.Struct, frozen=True, kw_only=True):
-    source: str
-    destination: str | None = None
-    exclude: tuple[str, ...] = ()
-    service: str | None = None
+class RewardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reward: float
 
 
 class StepTable(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     agent: AgentTable = AgentTable()
     verifier: VerifierTable = VerifierTable()
-    min_reward: float | dict[str, float] | None = None
-    healthcheck: HealthcheckTable | None = None
-    artifacts: tuple[str | ArtifactTable, ...] = ()
+    min_reward: float | RewardTable = -math.inf
+    healthcheck: Healthcheck | None = None
+    artifacts: tuple[str | Artifact, ...] = ()
 
 
 class SolutionTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +106,6 @@ class EnvkitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     programs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     profile: Literal["strict", "system", ""] = ""
-    pids: int | None = None
 
 
 class MetadataTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +125,7 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     verifier: VerifierTable = VerifierTable()
     environment: EnvironmentTable = EnvironmentTable()
     solution: SolutionTable = SolutionTable()
-    artifacts: tuple[str | ArtifactTable, ...] = ()
+    artifacts: tuple[str | Artifact, ...] = ()
     steps: tuple[StepTable, ...] = ()
     multi_step_reward_strategy: Literal["mean", "final"] = "mean"
 
@@ -183,12 +159,14 @@ def read_file(file: Path) -> TaskFile:
     return found
 
 
-def size_mib(place: str, text: str) -> int:
-    """Return a size such as ``2G`` in MiB; `place` is the file and key, for errors.
+def size_mib(place: str, mib: int | None, text: str) -> int | None:
+    """Return `mib`, or else a size such as ``2G`` in MiB; `place` is the file and key, for errors.
 
     Raises:
         ConfigError: The text is not a size.
     """
+    if mib is not None or not text:
+        return mib
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError([f"{place}: must be a size like 2G or 512M, got {text!r}"])
@@ -208,28 +186,16 @@ def image_name(place: str, text: str) -> str:
     return f"{text}:latest" if match and not match["version"] and not match["digest"] else text
 
 
-def resolved(place: str, env: Mapping[str, str], variables: Collection[str]) -> dict[str, str]:
-    """Return environment variables of a sandbox.
-
-    The values ``${NAME}`` and ``${NAME:-default}`` come from this process if the user lets tasks read the variable.
-
-    Args:
-        place: File and key, for errors.
-        env: The variables.
-        variables: Names of the variables of this process that tasks may read.
+def resolved(place: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables of a sandbox; ``${NAME:-default}`` is its default. `place` is the key, for errors.
 
     Raises:
-        ConfigError: A variable without a default is not set, or tasks may not read it.
+        ConfigError: ``${NAME}`` has no default. Tasks may not read the variables of this process.
     """
     found = {}
     for name, value in env.items():
-        if (match := _VARIABLE.fullmatch(value)) is None:
-            found[name] = value
-        elif match[1] in variables and match[1] in os.environ:
-            found[name] = os.environ[match[1]]
-        elif match[2] is not None:
-            found[name] = match[2]
-        else:
-            why = f"the environment variable {match[1]} is not set or hidden from tasks"
-            raise ConfigError([f"{place}.{name}: {why}; set it, and use the option variables={match[1]}"])
+        match = _VARIABLE.fullmatch(value)
+        if match is not None and match[2] is None:
+            raise ConfigError([f"{place}.{name}: tasks cannot read {match[1]} of this machine; write its value here"])
+        found[name] = value if match is None else match[2]
     return found

@@ -6,29 +6,20 @@ process, in the form that other tasks have.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import shutil
-import tempfile
-from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
-import yaml
 
 from envkit.errors import ConfigError, UsageError
-from envkit.runs.owners import owner_name
 
-from ..images import ignored, last_stage, workdir_of
-from ..tasks import TaskStep, TerminalTask, Verifier
-from .files import read_text, require_usable
+from ..images import ignored
+from ..tasks import ScratchFolder, TerminalTask, Timeout, Verifier
+from .files import read_yaml, require_usable
 from .harbor import compose_notes, read_task
-from .schema import Timeout
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 TESTS = "/tests"
 """Folder of the tests in the sandbox, which they find in the variable ``TEST_DIR``."""
@@ -59,27 +50,25 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 msgspec.json.Decoder(tuple[_TaskFile, _Command])
 
 
-def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = False) -> list[TerminalTask]:
+def read_tasks(folder: Path) -> list[TerminalTask]:
     """Read a task of Harbor or Terminal-Bench 1, or all tasks in the subfolders of a folder, ordered by name.
 
     Subfolders that are no tasks, or malformed, or that envkit cannot play, are left out with a warning in the log.
 
     Args:
         folder: The folder.
-        variables: Names of the environment variables of this process that tasks may read; see `read_task`.
-        strict: Whether to raise an error instead of leaving out subfolders.
 
     Raises:
         UsageError: There are no tasks.
-        ConfigError: No task can be used, or one cannot and `strict` is true. The message has lines for each such task.
+        ConfigError: No task can be used. The message has lines for each.
     """
     tasks, problems = [], list[str]()
     for one in task_folders(folder):
         try:
-            tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one, variables))
+            tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one))
         except ConfigError as error:
             problems.extend(error.problems)
-    if problems and (strict or not tasks):
+    if not tasks:
         raise ConfigError(problems)
     for line in left_out(folder, tasks):
         _log.warning(line)
@@ -130,7 +119,7 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
     """
     file = folder / "task.yaml"
     require_usable(folder)
-    found = _converted(file, _TaskFile)
+    found = read_yaml(file, _TaskFile)
     if found.parser_name != "pytest":
         raise ConfigError([f"{file}: parser_name: envkit reads only summaries of pytest, got {found.parser_name!r}"])
     for name in ("Dockerfile", "run-tests.sh"):
@@ -139,38 +128,31 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
     compose = folder / "docker-compose.yaml"
     notes = compose_notes(compose) if compose.is_file() else []
     notes = [note for note in notes if not note.endswith((": environment: is ignored", ": volumes: is ignored"))]
-    notes.extend(ignored(last_stage(folder / "Dockerfile")))
+    notes.extend(ignored(folder / "Dockerfile"))
     if found.run_tests_in_same_shell:
         notes.append("run_tests_in_same_shell: the tests have a shell of their own")
-    copies = Path(tempfile.mkdtemp(dir=_copies()))
-    tests = copies / "tests"
+    copies = ScratchFolder()
+    tests = copies.path / "tests"
     if (folder / "tests").is_dir():
         shutil.copytree(folder / "tests", tests, symlinks=True)
     tests.mkdir(exist_ok=True)
     shutil.copyfile(folder / "run-tests.sh", tests / "test.sh")
-    step = TaskStep(
-        instruction=found.instruction,
-        verifier=Verifier(
-            tests=tests,
-            timeout_s=found.max_test_timeout_sec,
-            env={"TEST_DIR": TESTS},
-            is_separate=False,
-            reads="pytest",
-        ),
-        solution=_solution(folder, copies / "solution"),
-        timeout_s=found.max_agent_timeout_sec,
+    verifier = Verifier(
+        tests=tests, timeout_s=found.max_test_timeout_sec, env={"TEST_DIR": TESTS}, is_separate=False, reads="pytest"
     )
     return TerminalTask(
         name=folder.resolve().name,
         folder=folder,
-        steps=(step,),
+        instruction=found.instruction,
+        verifier=verifier,
+        solution=_solution(folder, copies.path / "solution"),
+        timeout_s=found.max_agent_timeout_sec,
         environment=folder,
-        workdir=workdir_of(folder / "Dockerfile"),
-        workdir_of_image=True,
         network="open",
         difficulty=found.difficulty,
         category=found.category,
         notes=tuple(notes),
+        scratch=copies,
     )
 
 
@@ -183,7 +165,7 @@ def _solution(folder: Path, target: Path) -> Path | None:
         return target
     if not commands.is_file():
         return None
-    lines = _converted(commands, list[_Command])
+    lines = read_yaml(commands, list[_Command])
     if any(not line.append_enter for line in lines):
         raise ConfigError([f"{commands}: append_enter: envkit runs the solution as a script, so it must be true"])
     target.mkdir()
@@ -191,19 +173,5 @@ def _solution(folder: Path, target: Path) -> Path | None:
     return target
 
 
-def _converted(file: Path, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(yaml.safe_load(read_text(file)), kind)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # msgspec's errors are ValueErrors
-        raise ConfigError([f"{file}: {' '.join(str(error).split())}"]) from None
-
-
 def _is_task(folder: Path) -> bool:
     return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
-
-
-@lru_cache(maxsize=1)
-def _copies() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"{owner_name(os.getpid())}-terminal-bench-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder

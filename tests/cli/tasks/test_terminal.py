@@ -50,8 +50,8 @@ def test_an_exported_task_has_the_harness_and_is_read_as_the_task(own: Path, tmp
     task = read_task(tmp_path / "out" / "sum")
 
     assert (code, output) == (0, f"1 task in {tmp_path / 'out'}\n")
-    assert (task.steps[0].verifier.tests / "harness.py").is_file()
-    assert task.steps[0].instruction == read_task(own / "sum").steps[0].instruction
+    assert (task.verifier.tests / "harness.py").is_file()
+    assert task.instruction == read_task(own / "sum").instruction
 
 
 @pytest.mark.parametrize(

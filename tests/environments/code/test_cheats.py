@@ -25,7 +25,7 @@ from envkit_cheats import code
 def program_of(cheat: Cheat, problem: Problem) -> str:
     """Return the program that a cheat submits in the mode ``"answer"``."""
     task = CodeTask(problem, CodeOptions())
-    (plan,) = cheat.plans_for(task)
+    plan = cheat.plan_for(task)
     return submission_of(task.answer(plan, []))[0]
 
 

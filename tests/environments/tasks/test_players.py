@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,14 @@ def type_keys(keys: list[str], wait_s: float) -> str:
 
 class Count(SandboxTask[bytes]):
     name = "count"
-    stages = 2
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self.later = [Count(3)] if seed == 2 else []
 
     @property
-    def solution(self) -> Sequence[Plan] | None:
-        return None if self.seed == 1 else [Plan(["true"], {"data": LARGE}), Plan(["echo 2"])]
+    def solution(self) -> Plan | None:
+        return None if self.seed == 1 else Plan(["true"], {"data": LARGE})
 
     @property
     def cheats(self) -> Mapping[str, Plan]:
@@ -82,12 +82,12 @@ def test_an_oracle_plays_what_its_function_returns_for_the_task() -> None:
     assert actions_of(oracle, bash, count=3, seed=7) == ["echo 7 1", SUBMIT, SUBMIT]
 
 
-def test_each_stage_is_submitted_with_the_tools_of_the_episode() -> None:
+def test_a_plan_is_carried_out_with_the_tools_of_the_episode() -> None:
     own = CountEnv.own()
     assert isinstance(own, OwnCheats)
     cheats = own.players_of(Task("Count-v0", 0))
     first = write_call("bash", command="echo a")
-    assert actions_of(cheats["a"], bash, submit, count=5) == [first, SUBMIT, first, SUBMIT, SUBMIT]
+    assert actions_of(cheats["a"], bash, submit, count=3) == [first, SUBMIT, SUBMIT]
     typed = json.loads(actions_of(own, type_keys, submit)[0])
     assert (typed["name"], typed["arguments"]["keys"]) == ("type_keys", ["echo a", "Enter"])
     assert actions_of(cheats["b"], count=2) == ["```bash\necho b\n```"] * 2
@@ -98,16 +98,22 @@ def test_the_words_of_a_cheat_stand_for_values_of_the_task() -> None:
     cheat = Cheat("", commands=("echo SEED",), files=(("file-SEED", "SEED\n"),))
     commands = [
         json.loads(action)["arguments"]["command"]
-        for action in actions_of(CountEnv.player(cheat.plans_for), bash, submit, count=2, seed=7)
+        for action in actions_of(CountEnv.player(cheat.plan_for), bash, submit, count=2, seed=7)
     ]
     assert commands == ["cat > file-7 <<'END'\n7\nEND", "echo 7"]
+
+
+def test_the_tasks_that_follow_are_played_too_after_a_submission_each() -> None:
+    player = CountEnv.player(Cheat("", commands=("echo SEED",)).plan_for)
+    first, second = (write_call("bash", command=f"echo {seed}") for seed in (2, 3))
+    assert actions_of(player, bash, submit, count=5, seed=2) == [first, SUBMIT, second, SUBMIT, SUBMIT]
 
 
 def test_an_oracle_without_a_solution_or_with_one_that_cannot_be_played_is_an_error() -> None:
     with pytest.raises(UsageError, match="knows no solution of count"):
         actions_of(CountEnv.oracle(), bash, submit, seed=1)
-    with pytest.raises(UsageError, match="needs 8 turns for count; raise max_turns, which is 6"):
-        actions_of(CountEnv.oracle(max_turns=6), bash, submit)
+    with pytest.raises(UsageError, match="needs 6 turns for count; raise max_turns, which is 4"):
+        actions_of(CountEnv.oracle(max_turns=4), bash, submit)
     with pytest.raises(UsageError, match=r"an answer of 1,3.* characters is too large"):
         actions_of(CountEnv.oracle())
 
@@ -124,6 +130,6 @@ def test_a_file_is_written_byte_for_byte(content: bytes, tmp_path: Path) -> None
 
 def test_a_long_command_is_read_from_a_file() -> None:
     cheat = Cheat("", commands=(f": {'x' * 600_000}",))
-    actions = actions_of(CountEnv.player(cheat.plans_for), bash, submit, count=5)
+    actions = actions_of(CountEnv.player(cheat.plan_for), bash, submit, count=5)
     assert max(map(len, actions)) < 1_000_000
     assert json.loads(actions[actions.index(SUBMIT) - 1])["arguments"]["command"] == ". /tmp/command.sh"

@@ -64,7 +64,7 @@ _LOOP[148:156] = f"{sum(_LOOP):06o}\0 ".encode()
 )
 def test_archives_that_may_leave_their_folder_or_stop_envkit_are_refused(archive: bytes, reason: str) -> None:
     task = read_tasks(OWN_TASKS)[0]
-    found = clock.run(lambda: pack(cast("Sandbox", _Replaced(archive)), task, task.steps[0]))
+    found = clock.run(lambda: pack(cast("Sandbox", _Replaced(archive)), task))
     assert isinstance(found, str)
     assert reason in found
 
@@ -100,7 +100,7 @@ def test_what_python_and_tar_read_differently_does_not_reach_the_tests(trick: by
 def test_the_tests_get_the_archive_that_was_written_anew() -> None:
     theirs = _archive(_member("workspace/a")) + _archive(_member("usr/bin/cat"))  # after the end of the first one
     task = read_tasks(OWN_TASKS)[0]
-    found = clock.run(lambda: pack(cast("Sandbox", _Replaced(theirs)), task, task.steps[0]))
+    found = clock.run(lambda: pack(cast("Sandbox", _Replaced(theirs)), task))
     assert not isinstance(found, str)
     assert [archive for _, archive in found] == [rewritten(theirs, "workspace")] != [theirs]
 

@@ -31,8 +31,10 @@ def bash(command: str) -> str:
     return write_call("bash", command=command)
 
 
-def played(folder: Path, *actions: str, **options: Any) -> tuple[list[str], float | None]:
-    """Play an episode of a folder of tasks; return what was observed and the grade."""
+def played(
+    folder: Path, *actions: str, logs: list[str] | None = None, **options: Any
+) -> tuple[list[str], float | None]:
+    """Play an episode of a folder of tasks; return what was observed and the grade. `logs` gets the verifier's log."""
 
     async def main() -> tuple[list[str], float | None]:
         async with open_tool_pool("local") as pool:
@@ -44,6 +46,7 @@ def played(folder: Path, *actions: str, **options: Any) -> tuple[list[str], floa
                     seen.append((await env.step(action)).observation.text)
                 return seen, await env.grade()
             finally:
+                (logs if logs is not None else []).append(env.grader_output)
                 await env.close()
 
     return clock.run(main)
@@ -153,9 +156,9 @@ def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, c
 def test_a_reward_that_only_the_agents_work_prevents_is_0(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, check="import os\ndef verify(): os.path.exists('/workspace/break') and os._exit(0)\n")
     assert played(path, SUBMIT)[1] == 1.0
-    assert played(path, bash("touch break"), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
-    (log,) = (tmp_path / "logs").iterdir()
-    assert "The tests write a reward if the agent has done nothing" in log.read_text()
+    logs: list[str] = []
+    assert played(path, bash("touch break"), SUBMIT, logs=logs)[1] == 0.0
+    assert "The tests write a reward if the agent has done nothing" in logs[0]
 
 
 @pytest.mark.bwrap
@@ -260,6 +263,29 @@ def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
 
 
 @pytest.mark.bwrap
+def test_a_step_may_have_a_setup_of_its_own_which_the_agent_can_break(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    (path / "steps/two/workdir").mkdir()
+    (path / "steps/two/workdir/setup.sh").write_text("mkdir two\n")
+    _, reward = played(path, bash("touch one"), SUBMIT, bash("rmdir two && touch two"), SUBMIT)
+    assert reward == 1.0
+    seen, reward = played(path, bash("touch one two"), SUBMIT)
+    assert "The next one cannot begin: envkit/tiny: its setup failed: mkdir" in seen[2]
+    assert reward == 0.5
+
+
+@pytest.mark.bwrap
+def test_a_script_for_each_step_and_the_reward_of_the_last_one(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    file = path / "task.toml"
+    file.write_text(f'multi_step_reward_strategy = "final"\n{file.read_text()}')
+    seen, reward = played(path, "true", "touch two", mode="script")
+    assert "Make the file two." in seen[1]
+    assert reward == 1.0
+    assert played(path, "touch one", mode="script")[1] == 0.0
+
+
+@pytest.mark.bwrap
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -268,10 +294,9 @@ def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
     ],
 )
 def test_artifacts_that_cannot_be_taken_earn_0(tmp_path: Path, command: str, reason: str) -> None:
-    assert played(write_tiny(tmp_path), bash(command), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
-    (log,) = (tmp_path / "logs").iterdir()
-    assert log.name.startswith("envkit-tiny-")
-    assert reason in log.read_text()
+    logs: list[str] = []
+    assert played(write_tiny(tmp_path), bash(command), SUBMIT, logs=logs)[1] == 0.0
+    assert reason in logs[0]
 
 
 @pytest.mark.bwrap
@@ -298,7 +323,7 @@ def test_the_own_tasks_are_a_test_set() -> None:
 def test_generated_tasks_of_a_split_are_in_no_other() -> None:
     def instructions(split: str) -> set[str]:
         chosen = options_of({"split": split, "difficulty": 2})
-        return {chosen.task(seed).steps[0].instruction for seed in range(20)}
+        return {chosen.task(seed).instruction for seed in range(20)}
 
     train, held_out = instructions("train"), instructions("eval")
     assert len(train) >= 15
@@ -368,5 +393,5 @@ def test_callers_wait_as_long_as_the_tests_may_take(tmp_path: Path) -> None:
     assert one == (moves_s + 300.0 + 2 * 60.0, 70.0)  # the tests run again if they write no reward
     assert several == (
         moves_s + 300.0 + 2 * 600.0,
-        70.0 + moves_s + 300.0 + 2 * 600.0,
-    )  # a step of several contains a verification
+        70.0 + moves_s + 300.0 + 2 * 600.0 + 300.0 + 600.0,
+    )  # a step of several contains a verification, a setup and a healthcheck

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envkit.environments.terminal.formats import RewardFileError
-from envkit.environments.terminal.verifier import pytest_reward
+from envkit.environments.terminal.verifier import RewardFileError, pytest_reward
 
 
 @pytest.mark.parametrize(

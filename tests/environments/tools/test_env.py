@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -190,8 +191,8 @@ def test_any_other_loss_of_the_sandbox_is_raised(actions: list[str]) -> None:
 
 def test_every_episode_has_a_sandbox_of_its_own_with_the_spec_of_its_task_and_close_releases_it() -> None:
     class Sized(Work):
-        def spec_of(self, seed: int, options: Options) -> SandboxSpec:
-            return SandboxSpec(memory_mib=100 + seed)
+        def lease(self, seed: int, options: Options) -> AbstractAsyncContextManager[Sandbox]:
+            return self.sandboxes.lease(SandboxSpec(memory_mib=100 + seed), wait_s=1)
 
     async def main() -> None:
         async with pool_of(ANSWERS) as (pool, backend):

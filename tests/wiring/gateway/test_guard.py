@@ -23,7 +23,6 @@ def test_a_client_cannot_choose_files_of_the_server_nor_images() -> None:
         ("Questions-v0", "file", "/dev/zero"),
         ("Sokoban-v0", "level_file", "/etc/passwd"),
         ("Code-v0", "image", "any"),
-        ("Terminal-v0", "variables", ["KEY"]),
         ("SWE-v0", "review", "/tmp"),
         ("Guarded-v0", "file", "other"),
         ("Guarded-v0", "scratch", "/"),
@@ -43,8 +42,8 @@ def test_a_file_of_others_cannot_choose_them_either() -> None:
     refuse_foreign("Code-v0", found, {"image": "mine"}, "the recording")
 
 
-_PATHS = {"level_file", "logs", "review", "tasks", "file"}
-_MACHINE = {"image", "keep_processes", "network", "variables"}
+_PATHS = {"level_file", "review", "tasks", "file"}
+_MACHINE = {"image", "keep_processes", "network"}
 
 
 def test_every_option_that_is_a_path_or_chooses_a_part_of_the_machine_is_the_operators() -> None:

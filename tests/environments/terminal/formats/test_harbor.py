@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from envkit.environments.terminal.formats import read_task, write_task
-from envkit.environments.terminal.options import TerminalOptions
 from envkit.environments.terminal.tasks import Artifact, Collect, Healthcheck
 from envkit.errors import ConfigError, UsageError
 from tests.environments.terminal.formats.folders import harbor, portable, write_files
@@ -37,9 +36,7 @@ KEYS = {
 """The keys of schema 1.4, by table."""
 
 
-def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENVKIT_TEST_TOKEN", "abc")
-    monkeypatch.delenv("ENVKIT_TEST_PORT", raising=False)
+def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path) -> None:
     toml = """
         schema_version = "1.4"
         artifacts = ["/app/out", {source = "/srv", destination = "srv", exclude = ["*.log"]}]
@@ -54,7 +51,7 @@ def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: py
         [verifier]
         timeout_sec = 20.5
         environment_mode = "separate"
-        env = {TOKEN = "${ENVKIT_TEST_TOKEN}"}
+        env = {TOKEN = "abc"}
         [[verifier.collect]]
         command = "dump"
         [environment]
@@ -72,8 +69,7 @@ def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: py
         [solution]
         env = {FAST = "1"}
     """
-    task = read_task(harbor(tmp_path, toml, {"cheats/early.sh": "true\n"}), ["ENVKIT_TEST_TOKEN"])
-    (step,) = task.steps
+    task = read_task(harbor(tmp_path, toml, {"cheats/early.sh": "true\n"}))
 
     assert (task.name, task.difficulty, task.category, task.profile) == ("org/one", "hard", "files", "system")
     assert (task.cpus, task.memory_mib, task.disk_mib, task.network) == (2, 2048, 4096, ("pypi.org",))
@@ -85,54 +81,34 @@ def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: py
         Artifact(source="/srv", exclude=("*.log",)),
     )
     assert task.cheats == {"early": tmp_path / "cheats" / "early.sh"}
-    assert (step.instruction, step.timeout_s, step.solution) == ("Do it.\n", 100, tmp_path / "solution")
-    assert (step.verifier.tests, step.verifier.timeout_s, step.verifier.env) == (
+    assert (task.instruction, task.timeout_s, task.solution) == ("Do it.\n", 100, tmp_path / "solution")
+    assert (task.verifier.tests, task.verifier.timeout_s, task.verifier.env) == (
         tmp_path / "tests",
         20.5,
         {"TOKEN": "abc"},
     )
-    assert step.verifier.is_separate
-    assert step.verifier.collect == (Collect(command="dump"),)
+    assert task.verifier.is_separate
+    assert task.verifier.collect == (Collect(command="dump"),)
     assert task.notes == ()
 
 
 def test_an_empty_file_has_the_defaults_of_harbor(tmp_path: Path) -> None:
     task = read_task(harbor(tmp_path / "name"))
 
-    assert (task.name, task.network, task.workdir, task.cpus) == ("name", "open", "/", None)
+    assert (task.name, task.network, task.workdir, task.cpus) == ("name", "open", "", None)
     assert not task.is_portable
-    assert not task.steps[0].verifier.is_separate
-    assert task.steps[0].verifier.timeout_s == 600
+    assert not task.verifier.is_separate
+    assert task.verifier.timeout_s == 600
     assert task.artifacts == ()
-
-
-@pytest.mark.parametrize(
-    ("dockerfile", "workdir"),
-    [
-        ("FROM debian\nWORKDIR /app\n", "/app"),
-        ("FROM a AS b\nWORKDIR /app\nFROM debian\nRUN x\n", "/"),
-        ("FROM debian\nWORKDIR /app\nworkdir src/\n", "/app/src"),
-        ("FROM debian\nENV A=/srv B=x\nENV A=/y C=$A/app\nWORKDIR $C/${B}\n", "/srv/app/x"),
-        ("FROM debian\nENV APP /srv\nWORKDIR\t${APP:-/x}\n", "/srv"),
-        ("ARG D=/srv\nFROM debian\nARG D\nARG E=x\nWORKDIR $D/${E}/${F:-y}\n", "/srv/x/y"),
-        ("FROM debian AS base\nENV D=/a\nWORKDIR $D\nFROM other\nWORKDIR /o\nFROM --platform=x Base\n", "/a"),
-        ("FROM debian\nRUN a \\\n  # comment\nWORKDIR /x\n# WORKDIR /y\nENV A='\n", "/"),
-    ],
-)
-def test_programs_start_where_the_dockerfile_says(dockerfile: str, workdir: str, tmp_path: Path) -> None:
-    task = read_task(harbor(tmp_path, files={"environment/Dockerfile": dockerfile}))
-    assert (task.workdir, task.workdir_of_image) == (workdir, True)
-    toml = '[environment]\nworkdir = "/srv"\n'
-    task = read_task(harbor(tmp_path, toml, {"environment/Dockerfile": dockerfile}))
-    assert (task.workdir, task.workdir_of_image) == ("/srv", False)
 
 
 @pytest.mark.parametrize(
     ("lines", "notes"),
     [
         ('ENTRYPOINT ["sh", "/start.sh"]\nCMD ["x"]\n', ["ENTRYPOINT of the image: is not run"]),
-        ("ARG WHO=joe\nUSER $WHO:staff\n", ["USER of the image: joe:staff: programs run as root"]),
+        ("USER joe:staff\n", ["USER of the image: joe:staff: programs run as root"]),
         ("ENTRYPOINT x\nUSER joe\nUSER root\nENTRYPOINT []\n", []),
+        ("USER joe\nFROM other\n", []),
     ],
 )
 def test_settings_of_the_image_that_are_not_supported_are_notes(lines: str, notes: list[str], tmp_path: Path) -> None:
@@ -178,22 +154,22 @@ def test_steps_have_their_own_tests_and_inherit_the_rest(tmp_path: Path) -> None
     files = {f"steps/{name}/instruction.md": f"{name}\n" for name in ("first", "second")}
     own = {"steps/first/tests/test.sh": "", "steps/first/workdir/setup.sh": "", "steps/second/solution/solve.sh": ""}
     task = read_task(harbor(tmp_path, toml, {**files, **own}))
-    first, second = task.steps
+    first, (second,) = task, task.later
 
-    assert (task.reward, first.name, first.instruction, second.instruction) == ("final", "first", "first\n", "second\n")
+    assert (task.reward, first.instruction, second.instruction) == ("final", "first\n", "second\n")
     assert first.verifier.tests == tmp_path / "steps/first/tests"
     assert second.verifier.tests == tmp_path / "tests"
     assert (first.verifier.env, first.verifier.is_separate) == ({"A": "1", "B": "2"}, False)
     assert (second.verifier.env, second.verifier.is_separate) == ({"A": "1", "B": "1"}, True)
     assert (first.timeout_s, second.timeout_s, first.min_reward, second.min_reward) == (50, 5, 0.5, 1)
-    assert (first.setup, second.setup) == (tmp_path / "steps/first/workdir/setup.sh", None)
+    assert (first.step_setup, second.step_setup) == (tmp_path / "steps/first/workdir/setup.sh", None)
     assert (first.solution, second.solution) == (None, tmp_path / "steps/second/solution")
-    assert (first.artifacts, second.healthcheck) == ((Artifact(source="/data"),), Healthcheck(command="up"))
+    assert (first.artifacts, second.step_healthcheck) == ((Artifact(source="/data"),), Healthcheck(command="up"))
 
 
 def test_marks_at_the_top_of_an_instruction_are_not_shown(tmp_path: Path) -> None:
     text = "<!-- data CANARY GUID 1 -->\n# canary 2\n\n# Title\ncanary\n"
-    assert read_task(harbor(tmp_path, "", {"instruction.md": text})).steps[0].instruction == "# Title\ncanary\n"
+    assert read_task(harbor(tmp_path, "", {"instruction.md": text})).instruction == "# Title\ncanary\n"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +201,7 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
         ('[environment]\nos = "windows"\n', "environment.os: envkit has only Linux sandboxes"),
         (
             '[environment.env]\nA = "${PATH}"\n',
-            "variable PATH is not set or hidden from tasks; set it, and use the option",
+            "environment.env.A: tasks cannot read PATH of this machine; write its value here",
         ),
         ('[environment]\ndocker_image = "/"\n', "docker_image: must be the name of a Docker image, got '/'"),
         ('[verifier.environment]\ndocker_image = "/"\n', "verifier.environment.docker_image: must be the name"),
@@ -271,16 +247,10 @@ def test_material_named_like_a_file_of_docker_compose_is_material(tmp_path: Path
     assert read_task(harbor(tmp_path, "", files)).notes == ()
 
 
-def test_variables_of_this_process_are_only_those_that_the_user_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_this_process_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVKIT_TEST_TOKEN", "secret")
     folder = harbor(tmp_path, '[environment.env]\nA = "${ENVKIT_TEST_TOKEN:-none}"\n')
-
     assert read_task(folder).env == {"A": "none"}
-    assert read_task(folder, ["ENVKIT_TEST_TOKEN"]).env == {"A": "secret"}
-    (task,) = TerminalOptions(tasks=str(tmp_path), variables="ENVKIT_TEST_TOKEN").all()
-    assert task.env == {"A": "secret"}
 
 
 @pytest.mark.parametrize(
@@ -305,7 +275,7 @@ def test_links_in_the_material_and_within_the_folder_are_allowed(tmp_path: Path)
     (folder / "tests/data").symlink_to("/srv/data")
     (folder / "instruction.md").rename(folder / "README.md")
     (folder / "instruction.md").symlink_to("README.md")
-    assert read_task(folder).steps[0].instruction == "Do it.\n"
+    assert read_task(folder).instruction == "Do it.\n"
 
 
 @pytest.mark.parametrize("path", ["instruction.md", "tests/pipe"])
@@ -325,22 +295,21 @@ def test_sparse_files_are_not_read(tmp_path: Path) -> None:
 
 
 def test_the_recursion_of_yaml_is_an_error_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"docker-compose\.yaml: not valid YAML"):
+    with pytest.raises(ConfigError, match=r"docker-compose\.yaml: maximum recursion depth"):
         read_task(harbor(tmp_path, files={"environment/docker-compose.yaml": "[" * 1_000}))
 
 
 def test_a_written_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     task = read_task(portable(tmp_path / "task"))
-    (step,) = task.steps
 
     assert (task.name, task.difficulty, task.category, task.profile) == ("envkit/sum", "easy", "text", "strict")
     assert (task.is_portable, task.setup, task.programs, task.packages) == (True, "setup.sh", ("awk",), ("gawk",))
     assert (task.workdir, task.network, task.artifacts) == ("/workspace", "none", ())
     assert task.healthcheck is not None
     assert task.healthcheck.retries == 1
-    assert step.instruction == "Add the numbers in numbers.txt and write the sum to sum.txt.\n"
-    assert (step.verifier.is_separate, step.verifier.timeout_s) == (True, 30)
-    assert (step.verifier.tests / "data/one.bin").read_bytes() == b"\0\xff"
+    assert task.instruction == "Add the numbers in numbers.txt and write the sum to sum.txt.\n"
+    assert (task.verifier.is_separate, task.verifier.timeout_s) == (True, 30)
+    assert (task.verifier.tests / "data/one.bin").read_bytes() == b"\0\xff"
     assert list(task.cheats) == ["empty"]
     assert task.notes == ()
 
@@ -373,11 +342,11 @@ def test_services_run_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_task_of_envkit_is_verified_in_a_sandbox_of_its_own_unless_it_says_otherwise(tmp_path: Path) -> None:
-    own = "[metadata.envkit]\npids = 100\n"
+    own = "[metadata.envkit]\nprograms = []\n"
     silent = read_task(harbor(tmp_path / "a", own))
     shared = read_task(harbor(tmp_path / "b", f'{own}[verifier]\nenvironment_mode = "shared"\n'))
 
-    assert [task.steps[0].verifier.is_separate for task in (silent, shared)] == [True, False]
+    assert [task.verifier.is_separate for task in (silent, shared)] == [True, False]
     assert silent.artifacts == ()
 
 

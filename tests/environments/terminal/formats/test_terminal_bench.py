@@ -18,14 +18,12 @@ YAML = "instruction: |-\n  Do it.\ndifficulty: easy\ncategory: files\nmax_agent_
 
 def test_a_task_is_read_with_its_tests_and_solution(tmp_path: Path) -> None:
     (task,) = read_tasks(terminal_bench(tmp_path / "first", YAML))
-    (step,) = task.steps
-    verifier = step.verifier
+    verifier = task.verifier
 
     assert (task.name, task.difficulty, task.category, task.network) == ("first", "easy", "files", "open")
-    assert task.dockerfile == tmp_path / "first" / "Dockerfile"
-    assert (step.instruction, step.timeout_s) == ("Do it.", 90)
-    assert step.solution is not None
-    assert (step.solution / "solve.sh").read_text() == "touch done\n"
+    assert (task.instruction, task.timeout_s) == ("Do it.", 90)
+    assert task.solution is not None
+    assert (task.solution / "solve.sh").read_text() == "touch done\n"
     assert (verifier.tests / "test.sh").read_text() == "pytest $TEST_DIR\n"
     assert (verifier.tests / "test_outputs.py").is_file()
     assert (verifier.reads, verifier.is_separate, verifier.timeout_s) == ("pytest", False, 60)
@@ -39,8 +37,8 @@ def test_the_commands_of_a_typed_solution_become_a_script(tmp_path: Path) -> Non
     (folder / "solution.sh").unlink()
     (task,) = read_tasks(folder)
 
-    assert task.steps[0].solution is not None
-    assert (task.steps[0].solution / "solve.sh").read_text() == "cd /app\ntouch a\ntouch b\n"
+    assert task.solution is not None
+    assert (task.solution / "solve.sh").read_text() == "cd /app\ntouch a\ntouch b\n"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,11 @@ def test_the_commands_of_a_typed_solution_become_a_script(tmp_path: Path) -> Non
         ("difficulty: easy\n", {}, "task.yaml: Object missing required field `instruction`"),
         ("instruction: [", {}, "task.yaml: while parsing"),
         ("instruction: x\n", {"docker-compose.yaml": "services:\n  client: {}\n  db: {}\n"}, "has client, db"),
-        ("instruction: x\n", {"docker-compose.yaml": "services: 1\n"}, "services: must be a mapping of services"),
+        (
+            "instruction: x\n",
+            {"docker-compose.yaml": "services: 1\n"},
+            "Expected `object`, got `int` - at `$.services`",
+        ),
     ],
 )
 def test_a_task_that_cannot_be_played_is_an_error(
@@ -93,8 +95,6 @@ def test_tasks_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, capl
         f"envkit tasks Terminal-v0 ls {tmp_path}"
     )
     assert TerminalTasks(tasks=str(tmp_path)).notes() == [line]
-    with pytest.raises(ConfigError, match=r"d/task.toml: environment.cpus[^$]*f/task.toml: cannot be read"):
-        TerminalOptions(tasks=str(tmp_path), strict=True).all()
 
 
 def test_a_large_folder_with_unusable_tasks_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

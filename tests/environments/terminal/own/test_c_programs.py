@@ -14,21 +14,17 @@ NAMES = ("memory-errors", "deadlock-and-race")
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow, pytest.mark.valgrind]
 
 
-def play(name: str, script: Path, logs: Path) -> tuple[float | None, str]:
+def play(name: str, script: Path) -> tuple[float | None, str]:
     """Run a script in a task; return the grade and what the tests printed."""
-    _, reward = played(
-        OWN_TASKS / name,
-        bash(f"bash -s <<'END-OF-SCRIPT'\n{script.read_text()}\nEND-OF-SCRIPT"),
-        SUBMIT,
-        logs=str(logs),
-    )
-    (log,) = logs.iterdir()
-    return reward, log.read_text()
+    logs: list[str] = []
+    action = bash(f"bash -s <<'END-OF-SCRIPT'\n{script.read_text()}\nEND-OF-SCRIPT")
+    _, reward = played(OWN_TASKS / name, action, SUBMIT, logs=logs)
+    return reward, logs[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_fixed_program_earns_1(name: str, tmp_path: Path) -> None:
-    assert play(name, OWN_TASKS / name / "solution/solve.sh", tmp_path)[0] == 1.0
+def test_the_fixed_program_earns_1(name: str) -> None:
+    assert play(name, OWN_TASKS / name / "solution/solve.sh")[0] == 1.0
 
 
 CHEATS = {
@@ -41,7 +37,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize(("cheat", "reason"), CHEATS.items(), ids=[Path(cheat).stem for cheat in CHEATS])
-def test_a_cheat_earns_0_for_its_own_reason(cheat: str, reason: str, tmp_path: Path) -> None:
-    reward, log = play(cheat.partition("/")[0], OWN_TASKS / cheat, tmp_path)
+def test_a_cheat_earns_0_for_its_own_reason(cheat: str, reason: str) -> None:
+    reward, log = play(cheat.partition("/")[0], OWN_TASKS / cheat)
     assert reward == 0.0
     assert reason in log

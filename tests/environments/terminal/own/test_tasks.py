@@ -49,15 +49,14 @@ def test_there_are_fifteen_of_which_two_need_root() -> None:
 def test_a_task_has_a_solution_a_check_and_cheats_and_needs_neither_network_nor_an_image_of_others(
     task: TerminalTask,
 ) -> None:
-    (step,) = task.steps
-    assert step.instruction
-    assert step.solution is not None
-    assert (step.solution / "solve.sh").read_text().startswith("#!/bin/bash\n")
-    assert (step.verifier.tests / "test.sh").read_text() == TEST
-    check = ast.parse((step.verifier.tests / "check.py").read_text())
+    assert task.instruction
+    assert task.solution is not None
+    assert (task.solution / "solve.sh").read_text().startswith("#!/bin/bash\n")
+    assert (task.verifier.tests / "test.sh").read_text() == TEST
+    check = ast.parse((task.verifier.tests / "check.py").read_text())
     assert "verify" in {node.name for node in check.body if isinstance(node, ast.FunctionDef)}
     assert task.cheats
-    assert (task.notes, task.network, step.verifier.is_separate) == ((), "none", True)
+    assert (task.notes, task.network, task.verifier.is_separate) == ((), "none", True)
     content = (task.environment / "Dockerfile").read_text()
     assert content.startswith("ARG BASE=debian:bookworm-slim\nFROM ${BASE}\n")
     if task.is_portable:
@@ -65,7 +64,7 @@ def test_a_task_has_a_solution_a_check_and_cheats_and_needs_neither_network_nor_
 
 
 def test_what_an_agent_sees_has_no_hidden_value(task: TerminalTask) -> None:
-    check = ast.parse((task.steps[0].verifier.tests / "check.py").read_text())
+    check = ast.parse((task.verifier.tests / "check.py").read_text())
     hidden: dict[str, Any] = {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in check.body
