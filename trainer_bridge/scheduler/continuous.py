@@ -91,7 +91,6 @@ class Continuous(Plan):
             num_envs,
             self,
             straggler=None if replay is not None else pace.straggler,
-            fails_hangs=pace.fails_hangs,
         )
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
         self._kept = deque[bool](maxlen=32 * pace.groups_per_step)

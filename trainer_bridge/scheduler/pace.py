@@ -43,7 +43,6 @@ class Pace:
         max_lag: Maximum lag of a token in versions; at least `ahead`.
         lag_policy: What happens to tokens that would be older.
         straggler: See `Scheduler`.
-        fails_hangs: See `Scheduler`.
         filters: Reject groups, which others then replace.
         max_filtered: Batches' worth of rejected groups after which a batch is taken with the groups that there are.
         temperature: Sampling temperature.
@@ -59,7 +58,6 @@ class Pace:
     max_lag: int = 0
     lag_policy: LagPolicy = LagPolicy.WAIT
     straggler: float | None = None
-    fails_hangs: bool = False
     filters: Sequence[Filter] = ()
     max_filtered: float = 8.0
     temperature: float = 1.0

@@ -7,7 +7,7 @@ neither the engine nor a place among the episodes that act.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from statistics import median
 from typing import Protocol
 
@@ -21,7 +21,6 @@ from envkit.types import RolloutRequest, StopReason, Trajectory
 from ..rollout.episode import RolloutLimits, RunningEpisode, play
 from ..rollout.gates import Lockstep, OpenGate
 from .groups import GroupState
-from .hangs import failed_if_its_action_hangs, hung_in_step
 from .in_flight import InFlight, VersionGate
 from .requests import GroupRequest
 
@@ -74,7 +73,6 @@ class Scheduler:
         plan: What to play.
         straggler: An episode is replaced after this many times the median duration of its environment's episodes, once
             half of its group has ended: another one starts, and the first to end counts. None: never.
-        fails_hangs: Whether an episode whose action makes its environment hang has failed; see `hangs`.
 
     Attributes:
         groups: The groups that are open, by number.
@@ -90,7 +88,6 @@ class Scheduler:
         plan: Plan,
         *,
         straggler: float | None = None,
-        fails_hangs: bool = False,
     ) -> None:
         self._host = host
         self._player = player
@@ -98,8 +95,6 @@ class Scheduler:
         self._num_envs = num_envs
         self._plan = plan
         self._straggler = straggler
-        self._fails_hangs = fails_hangs
-        self._steps: Counter[str] = Counter()
         self._durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_DURATIONS))
         self._tasks: TaskGroup
         self._acting = 0
@@ -196,16 +191,12 @@ class Scheduler:
                 running=flight.episode,
             )
             took_s = clock.now() - flight.episode.began_s
-            if self._fails_hangs and hung_in_step(trajectory):
-                flight.is_replaced = True  # no straggler: it has ended
-                trajectory = await self._judge(trajectory)
         flight.ended.set()
         if flight.scope.cancelled_caught or (flight.verdict is not None and trajectory.is_void):
             trajectory = flight.aborted()
         del group.playing[request.key], self.in_flight[request.session]
         if trajectory.start is not None:
             self._durations[request.task.env_id].append(took_s or clock.now() - flight.episode.began_s)
-            self._steps[request.task.env_id] += flight.episode.steps
         plan.ended(trajectory, is_needed=flight.verdict is None)
         if flight.verdict is None:
             again = group.end(request, trajectory, flight.version, self._limits.retries)
@@ -214,23 +205,6 @@ class Scheduler:
             elif group.is_complete:
                 self._complete(group)
         self.wake()
-
-    async def _judge(self, trajectory: Trajectory) -> Trajectory:
-        """Play an episode that hung again, in a place of its own."""
-        env_id = trajectory.task.env_id
-
-        def steps_of_others() -> int:
-            playing = (one for one in self.in_flight.values() if one.request.task.env_id == env_id)
-            return self._steps[env_id] + sum(one.episode.steps for one in playing)
-
-        while self._acting >= max(1, min(self._num_envs, self._host.capacity)):
-            changed = self._changed
-            await changed.wait()
-        self._acting += 1
-        try:
-            return await failed_if_its_action_hangs(trajectory, self._host, self._limits, steps_of_others)
-        finally:
-            self._played()
 
     async def _replace_stragglers(self, factor: float) -> None:
         """Look for stragglers every second. A replacement is one more member of the group."""
