@@ -31,7 +31,7 @@ from .filters import LearningFilter
 from .groups import GroupState
 from .in_flight import CountedPlayer
 from .pace import Batch, LagPolicy, Pace
-from .requests import Cursor, GroupRequest, LoggedGroup, Place, row_of
+from .requests import Cursor, GroupRequest, Place, row_of
 from .scheduler import Plan, Scheduler
 
 
@@ -52,8 +52,6 @@ class Continuous(Plan):
         version: Number of train steps that the run has made.
         state: What `state` returned when the checkpoint was saved; empty for a new run.
         counts: What `Ledger.counts` returned then.
-        replay: Groups of each train step of another run. They are played and taken in the same order, without their
-            members that were aborted and without rejected groups. None: those of the cursor.
 
     Attributes:
         pace: How far the episodes run ahead.
@@ -74,7 +72,6 @@ class Continuous(Plan):
         version: int = 0,
         state: Mapping[str, JSON] | None = None,
         counts: Mapping[str, int] | None = None,
-        replay: Mapping[int, Sequence[LoggedGroup]] | None = None,
     ) -> None:
         self.version = version
         races = pace.ahead or pace.group_extra or pace.straggler or pace.filters
@@ -90,7 +87,7 @@ class Continuous(Plan):
             limits,
             num_envs,
             self,
-            straggler=None if replay is not None else pace.straggler,
+            straggler=pace.straggler,
         )
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
         self._kept = deque[bool](maxlen=32 * pace.groups_per_step)
@@ -99,8 +96,6 @@ class Continuous(Plan):
             self._restore_filters(state)
         else:
             self._cursor.skip(version * pace.groups_per_step)
-        self._replay = replay
-        self._logged = deque(group for step, row in sorted((replay or {}).items()) if step > version for group in row)
         self._buffer: list[GroupState] = []
         self._training: list[GroupState] = []
         self._void: list[Trajectory] = []
@@ -215,7 +210,7 @@ class Continuous(Plan):
 
     @property
     def schedule(self) -> dict[str, JSON]:
-        """The groups of the batch in training, for a later replay."""
+        """The groups of the batch in training."""
         return row_of([(_place(group), group.group()) for group in self._training])
 
     def waits_for(self) -> str:
@@ -245,14 +240,7 @@ class Continuous(Plan):
         pace = self.pace
         if self._is_paused or not (self._is_wanted or pace.ahead):
             return None
-        members: Sequence[int] = range(pace.group_size + pace.group_extra)
-        if self._replay is None:
-            place = self._cursor.next(self._room())
-        elif self._logged and sum(self._room()) > 0:
-            place, members = (logged := self._logged.popleft()).place, logged.members
-        else:
-            place = None
-        if place is None:
+        if (place := self._cursor.next(self._room())) is None:
             return None
         try:
             task = self._task(place.env, place.index)
@@ -274,9 +262,9 @@ class Continuous(Plan):
                 group=name,
                 index=place.number,
             )
-            for member in members
+            for member in range(pace.group_size + pace.group_extra)
         )
-        return GroupRequest(place.number, task, requests, min(pace.group_size, len(requests)), pace.least, place)
+        return GroupRequest(place.number, task, requests, pace.group_size, pace.least, place)
 
     def asked(self, request: RolloutRequest) -> None:
         self._entered(partial(self.ledger.ask, request.session))
@@ -305,7 +293,7 @@ class Continuous(Plan):
         if group.is_void and pace.refills:
             self._lost_groups += 1
             self._end_unused(group, Fate.VOIDED)
-        elif self._replay is not None or all(one.keeps(group.group()) for one in pace.filters):
+        elif all(one.keeps(group.group()) for one in pace.filters):
             self._kept.append(True)
             self._held[env] += 1
             self._buffer.append(group)
@@ -331,8 +319,6 @@ class Continuous(Plan):
             kept, opened = self._held[env], self._opened[env]
             if self._is_at_cap or kept >= window:
                 room[env] = 0
-            elif self._replay is not None:
-                room[env] = window - kept - opened
             elif pace.filters and pace.ahead == 0:
                 room[env] = window - opened  # as many in progress as a batch has, until a batch is kept
             elif pace.filters:
@@ -356,10 +342,6 @@ class Continuous(Plan):
     def _next_batch(self) -> list[GroupState] | None:
         """Return the groups of the batch that may be taken now; None if it must wait."""
         pace, quota = self.pace, self._quota(self.version)
-        if self._replay is not None:
-            wanted = {one.place.number for one in self._replay.get(self.version + 1, ())}
-            waiting = {*self._scheduler.groups, *(one.place.number for one in self._logged)}
-            return None if wanted & waiting else [group for group in self._buffer if group.request.number in wanted]
         if not pace.refills:
             return [*self._buffer] if len(self._buffer) >= sum(quota) else None
         if len(self._buffer) < sum(quota) and not self._is_at_cap:

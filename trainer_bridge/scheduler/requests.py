@@ -1,7 +1,7 @@
 """Requests for groups of episodes.
 
 The cursor numbers the groups of a run, and deals them to the environments of a mixture. The schedule of a run lists the
-groups that each train step trained on, so that another run can repeat them.
+groups that each train step trained on.
 """
 
 from __future__ import annotations
@@ -147,19 +147,6 @@ def shares(weights: Sequence[float], total: int) -> list[int]:
     return whole
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedGroup:
-    """A group that a train step trained on.
-
-    Attributes:
-        place: Its place in the run.
-        members: Index of each valid episode; those that were aborted or void are not among them.
-    """
-
-    place: Place
-    members: tuple[int, ...]
-
-
 def row_of(groups: Sequence[tuple[Place, Group]]) -> dict[str, JSON]:
     """Return the row of a train step in ``schedule.jsonl``: number, environment, task and members of each group."""
     return {
@@ -168,20 +155,3 @@ def row_of(groups: Sequence[tuple[Place, Group]]) -> dict[str, JSON]:
             for place, group in groups
         ]
     }
-
-
-def read_schedule(rows: Sequence[Mapping[str, JSON]]) -> dict[int, list[LoggedGroup]]:
-    """Return the groups of each train step, by its number.
-
-    Raises:
-        UsageError: A row is damaged.
-    """
-    found: dict[int, list[LoggedGroup]] = {}
-    for row in rows:
-        try:
-            groups: list[tuple[int, int, int, list[int]]] = row["groups"]  # type: ignore[assignment]
-            step: int = row["step"]  # type: ignore[assignment]
-            found[step] = [LoggedGroup(Place(*place), tuple(members)) for *place, members in groups]
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"the schedule has a damaged row: {row}") from error
-    return found

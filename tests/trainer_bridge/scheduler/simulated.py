@@ -26,7 +26,6 @@ from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.scheduler.continuous import Continuous
 from envkit.trainer_bridge.scheduler.pace import Batch, Pace
-from envkit.trainer_bridge.scheduler.requests import LoggedGroup
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import Observation, PauseMode, Reset, Step, Task, Trajectory, Weights, stable_hash
@@ -133,7 +132,6 @@ class Simulation:
         weights: Weight of each environment.
         repeats: Whether the engine repeats its completions, so that at `ahead` 0 episodes play in lockstep.
         cut_s: Seconds of virtual time after which the run is killed: nothing more is saved.
-        replay: The schedule of another run.
         limits: Of an episode.
     """
 
@@ -150,7 +148,6 @@ class Simulation:
         weights: Sequence[float] = (1.0,),
         repeats: bool = False,
         cut_s: float = math.inf,
-        replay: Mapping[int, Sequence[LoggedGroup]] | None = None,
         **limits: Any,
     ) -> None:
         self.host, self.cut_s, self.notes = host, cut_s, Notes()
@@ -175,7 +172,6 @@ class Simulation:
             version=state.step,
             state=state.schedule,
             counts=state.accounting,
-            replay=replay,
         )
         self.diagnostics = Diagnostics(
             DiagnosticSettings(stop_on=frozenset()), rows=[{"step": number + 1} for number in range(state.step)]
