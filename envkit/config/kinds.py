@@ -138,7 +138,6 @@ FAMILIES: Mapping[str, Family] = {
             for name, section in (
                 ("zero_variance", "ZeroVariance"),
                 ("success_band", "SuccessBand"),
-                ("top_variance", "TopVariance"),
             )
         },
     ),
