@@ -8,7 +8,7 @@
     timeline/step-N.json.gz     what happened when in train step N, for https://ui.perfetto.dev
     checkpoints/                checkpoints of the trainer
     summary.json                results of the run
-    plots/                      curves as PNG
+    plots/learning_curve.png    success by train step
     tensorboard/                the same numbers for TensorBoard
     wandb/                      files of Weights & Biases, if the run uses it
     policy/                     the initial tiny policy, before training
@@ -59,7 +59,7 @@ FILES = (METRICS, EVALUATIONS, SCHEDULE, SUMMARY, CONFIG)
 FOLDERS = {
     TRAJECTORIES: ("step-*.jsonl",),
     TIMELINE: ("step-*.json.gz",),
-    "plots": ("learning_curve.png", "training.png"),
+    "plots": ("learning_curve.png",),
     "tensorboard": ("events.out.tfevents.*",),
     "wandb": ("envkit-run-id", "run-*", "offline-run-*", "cache"),
     CHECKPOINTS: ("step-*", ".step-*"),
@@ -220,7 +220,7 @@ class RunRecord:
         replace(self.folder / SUMMARY, encoded(values, indented=True) + b"\n")
 
     def plots(self) -> None:
-        """Draw ``plots/*.png`` from the records written so far."""
+        """Draw ``plots/learning_curve.png`` from the records written so far."""
         from .plots import draw
 
         metrics, evaluations = read_rows(self.folder / METRICS), read_rows(self.folder / EVALUATIONS)
