@@ -6,7 +6,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import anyio
 
@@ -171,7 +170,7 @@ class Continuous(Plan):
                 tokens, masked = staleness.num_tokens(one), trained_parts(one)[1]
                 masked["lag"] = staleness.num_stale_tokens(one, self.version, self.pace.max_lag)
             fate = Fate.DROPPED if tokens and masked.total() == tokens else Fate.TRAINED
-            self._entered(partial(self.ledger.end, session, fate, masked=masked))
+            self.ledger.end(session, fate, masked=masked)
         self.version = version
         self._held.subtract(map(_env, self._training))
         self._training = []
@@ -257,25 +256,25 @@ class Continuous(Plan):
         return GroupRequest(place.number, task, requests, pace.group_size, pace.least, place)
 
     def asked(self, request: RolloutRequest) -> None:
-        self._entered(partial(self.ledger.ask, request.session))
+        self.ledger.ask(request.session)
 
     def began(self, request: RolloutRequest) -> None:
-        self._entered(partial(self.ledger.begin, request.session))
+        self.ledger.begin(request.session)
 
     def ended(self, trajectory: Trajectory, *, is_needed: bool) -> None:
-        self._entered(partial(self.ledger.finish, trajectory.session, staleness.num_tokens(trajectory)))
+        self.ledger.finish(trajectory.session, staleness.num_tokens(trajectory))
         fate = fate_before_training(trajectory)
         if fate is None and not is_needed:
             fate = Fate.ABORTED
         if fate is not None:
-            self._entered(partial(self.ledger.end, trajectory.session, fate))
+            self.ledger.end(trajectory.session, fate)
         if not is_needed:
             self._aborted.append(trajectory)
         elif trajectory.is_void:
             self._void.append(trajectory)
 
     def unasked(self, request: RolloutRequest) -> None:
-        self._entered(partial(self.ledger.end, request.session, Fate.ABORTED))
+        self.ledger.end(request.session, Fate.ABORTED)
 
     def completed(self, group: GroupState) -> None:
         pace, env = self.pace, _env(group)
@@ -388,7 +387,7 @@ class Continuous(Plan):
     def _end_unused(self, group: GroupState, fate: Fate) -> None:
         for one in group.last.values():
             if _is_open(one):
-                self._entered(partial(self.ledger.end, one.session, fate))
+                self.ledger.end(one.session, fate)
 
     def _oldest(self, group: GroupState) -> int:
         return self.version if group.oldest is None else group.oldest
@@ -406,13 +405,6 @@ class Continuous(Plan):
     def _arrive(self) -> None:
         self._arrived.set()
         self._arrived = anyio.Event()
-
-    def _entered(self, entry: Callable[[], None]) -> None:
-        """Make an entry in the ledger; an error of the accounts does not end the run, but is found."""
-        try:
-            entry()
-        except EnvkitError as error:
-            self.problems.append(error.detail)
 
 
 def _place(group: GroupState) -> Place:
