@@ -313,7 +313,7 @@ def _deadline(seconds: float | None, stop: StopReason, what: str) -> Iterator[an
         raise _VoidError(stop, f"{what} within {scope.deadline - began:g} s")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunningEpisode:
     """The record of an episode in progress.
 

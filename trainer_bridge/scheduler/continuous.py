@@ -205,13 +205,13 @@ class Continuous(Plan):
     def waits_for(self) -> str:
         """Return what the trainer waits for, in one line: the open groups, and their oldest episode."""
         flights = sorted(self._scheduler.in_flight.values(), key=lambda one: one.request.key)
-        doing = Counter(one.episode.doing for one in flights)
+        doing = Counter(one.doing for one in flights)
         what = ", ".join(f"{count} in {name}" for name, count in doing.most_common()) or "no episode in progress"
         line = f"{len(self._buffer)} groups are ready and {len(self._scheduler.groups)} open; {what}"
         if flights:
-            oldest = min(flights, key=lambda one: one.episode.since_s)
-            seconds = clock.now() - oldest.episode.since_s
-            line += f"; {oldest.request.session} is in {oldest.episode.doing} for {seconds:.0f} s"
+            oldest = min(flights, key=lambda one: one.since_s)
+            seconds = clock.now() - oldest.since_s
+            line += f"; {oldest.request.session} is in {oldest.doing} for {seconds:.0f} s"
         return line
 
     def _check(self) -> None:

@@ -18,10 +18,10 @@ from envkit import clock
 from envkit.protocols import EnvHost, Gate, Player
 from envkit.types import RolloutRequest, StopReason, Trajectory
 
-from ..rollout.episode import RolloutLimits, RunningEpisode, play
+from ..rollout.episode import RolloutLimits, play
 from ..rollout.gates import Lockstep, OpenGate
 from .groups import GroupState
-from .in_flight import InFlight, VersionGate
+from .in_flight import InFlight
 from .requests import GroupRequest
 
 _DURATIONS, _LEAST_DURATIONS = 200, 20
@@ -174,30 +174,29 @@ class Scheduler:
     def _begin(self, tasks: TaskGroup, request: RolloutRequest, group: GroupState, gate: Gate) -> None:
         self._acting += 1
         self._plan.began(request)
-        flight = InFlight(request, RunningEpisode(request, began_s=clock.now(), since_s=clock.now()))
+        flight = InFlight(request, began_s=clock.now(), since_s=clock.now(), weights=lambda: self._plan.version)
         group.playing[request.key] = self.in_flight[request.session] = flight
         tasks.start_soon(self._play, flight, group, gate)
 
     async def _play(self, flight: InFlight, group: GroupState, gate: Gate) -> None:
-        request, plan, took_s = flight.request, self._plan, 0.0
+        request = flight.request
         with flight.scope:
             trajectory = await play(
                 self._host,
                 self._player,
                 self._limits,
                 request,
-                VersionGate(gate, flight, lambda: plan.version),
+                gate,
                 on_played=self._played,
-                running=flight.episode,
+                running=flight,
             )
-            took_s = clock.now() - flight.episode.began_s
         flight.ended.set()
         if flight.scope.cancelled_caught or (flight.verdict is not None and trajectory.is_void):
             trajectory = flight.aborted()
         del group.playing[request.key], self.in_flight[request.session]
         if trajectory.start is not None:
-            self._durations[request.task.env_id].append(took_s or clock.now() - flight.episode.began_s)
-        plan.ended(trajectory, is_needed=flight.verdict is None)
+            self._durations[request.task.env_id].append(clock.now() - flight.began_s)
+        self._plan.ended(trajectory, is_needed=flight.verdict is None)
         if flight.verdict is None:
             again = group.end(request, trajectory, flight.version, self._limits.retries)
             if again is not None:
@@ -217,7 +216,7 @@ class Scheduler:
                     continue
                 too_long_s = factor * usual_s[env_id]
                 for flight in [*group.playing.values()]:
-                    if not flight.is_replaced and clock.now() - flight.episode.began_s > too_long_s:
+                    if not flight.is_replaced and clock.now() - flight.began_s > too_long_s:
                         flight.is_replaced = True
                         self._ask(group, group.another(flight.request))
             self.wake()
