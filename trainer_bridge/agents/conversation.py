@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from envkit.errors import UsageError
 from envkit.types import JSON, Completion, FinishReason, ToolSchema
 
 from ..render.chat import ChatRenderer
-from .messages import AgentToolCall, ChatMessage, ModelRequest, Reply
+from .messages import AgentToolCall, CallRefusedError, ChatMessage, ModelRequest, Reply
 
 UNREAD = -1
 """The client received nothing of an answer."""
@@ -104,8 +105,14 @@ class Conversation:
         """Return the prompt for a request.
 
         Raises:
-            UsageError: The chat template rejects the messages.
+            CallRefusedError: The chat template rejects the messages.
         """
+        try:
+            return self._prompt(request)
+        except UsageError as error:
+            raise CallRefusedError("request", str(error)) from error
+
+    def _prompt(self, request: ModelRequest) -> CallPrompt:
         renderer, messages = self.renderer.for_tools(request.tools), request.messages
         keys = [*_keys(request.tools, messages)]
         for at in range(len(messages) - 1, -1, -1):

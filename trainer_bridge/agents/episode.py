@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
-from envkit import clock
-from envkit.errors import DeadlineError, PlayerStoppedError, SandboxLostError, UsageError
+from envkit.errors import DeadlineError, PlayerStoppedError, SandboxLostError
 from envkit.protocols import Engine, Episode, EpisodePlayer, Player
 from envkit.types import (
     JSON,
@@ -52,12 +49,6 @@ class AgentEndedError(Exception):
     """An agent ended by an error of its own; the message says which."""
 
 
-Selects: TypeAlias = Callable[[ModelRequest], bool]
-"""Whether a call is trained on."""
-Stable: TypeAlias = Callable[[ChatMessage], ChatMessage]
-"""Returns a message without what changes between calls."""
-
-
 class Agent(Protocol):
     """A foreign agent."""
 
@@ -71,63 +62,37 @@ class Agent(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class AgentPlayer(Player):
     """A player whose turns are the calls of a foreign agent: a program or function that calls the policy over HTTP.
 
-    Use it as ``async with AgentPlayer.opened(...)``.
-
     Attributes:
-        agent: The agent.
-        engine: Samples the answers.
-        renderer: Renders the chats.
         limits: Limits of an episode: `max_turns` calls, `max_tokens` of a prompt with its answer, `turn_tokens` of an
             answer, and `player_timeout_s` of the agent.
+        tasks: Runs the agents, until it is cancelled.
         selects: Chooses the calls to train on.
-        stable: Removes from a message what changes between calls.
+        stable: Returns a message without what changes between calls.
         unused: Number of requests by the name of a field that had no effect.
         models: Number of requests by the model's name in them and whether they are trained on, without probes.
         changed: Number of requests with a message that `stable` changed.
         failures: Number of episodes by the error that their agent ended with.
-        start_task: Runs a task in the background.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        engine: Engine,
-        renderer: ChatRenderer,
-        limits: RolloutLimits,
-        selects: Selects,
-        stable: Stable,
-        start_task: Callable[[Callable[[], Coroutine[Any, Any, None]]], object],
-    ) -> None:
-        self.agent, self.engine, self.renderer, self.limits = agent, engine, renderer, limits
-        self.selects, self.stable, self.start_task = selects, stable, start_task
-        self.unused: Counter[str] = Counter()
-        self.models: Counter[tuple[str, bool]] = Counter()
-        self.changed = 0
-        self.failures: Counter[str] = Counter()
-
-    @classmethod
-    @asynccontextmanager
-    async def opened(
-        cls,
-        agent: Agent,
-        engine: Engine,
-        renderer: ChatRenderer,
-        limits: RolloutLimits,
-        selects: Selects = lambda request: True,
-        stable: Stable = lambda message: message,
-    ) -> AsyncIterator[AgentPlayer]:
-        """Yield a player whose agents run until the end of the block at most."""
-        async with clock.background_tasks() as tasks:
-            yield cls(agent, engine, renderer, limits, selects, stable, tasks.start_soon)
+    agent: Agent
+    engine: Engine
+    renderer: ChatRenderer
+    limits: RolloutLimits
+    tasks: TaskGroup
+    selects: Callable[[ModelRequest], bool] = lambda request: True
+    stable: Callable[[ChatMessage], ChatMessage] = lambda message: message
+    unused: Counter[str] = field(default_factory=Counter)
+    models: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    changed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
 
     def with_engine(self, engine: Engine) -> AgentPlayer:
         """Return the same player with other weights."""
-        found = copy(self)
-        found.engine = engine
-        return found
+        return replace(self, engine=engine)
 
     def begin(self, request: RolloutRequest, start: Reset) -> AgentEpisode:
         return AgentEpisode(self, request, start)
@@ -162,7 +127,7 @@ class _Running(RunningCall):
     def abort(self) -> None:
         self.is_aborted = True
         for session in self.sessions:
-            self.episode.player.start_task(partial(self.episode.player.engine.abort, session))
+            self.episode.player.tasks.start_soon(self.episode.player.engine.abort, session)
 
 
 class AgentEpisode(EpisodePlayer, EpisodeCalls):
@@ -204,7 +169,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         self.changed()
         if self._scope is None:
             self._scope = anyio.CancelScope()
-            self.player.start_task(self._run)
+            self.player.tasks.start_soon(self._run)
         while self._error is None and self._action is None and (self._running or not self._has_ended):
             await self._change.wait()
         if self._error is not None:
@@ -252,7 +217,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
             player.changed += prompt.request.messages != request.messages
         running = _Running(self, prompt)
         self._running.append(running)
-        player.start_task(partial(self._answer, running, most))
+        player.tasks.start_soon(self._answer, running, most)
         return running
 
     def count(self, request: ModelRequest) -> int:
@@ -310,11 +275,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         self.changed()
 
     def _prompt(self, request: ModelRequest) -> CallPrompt:
-        request = replace(request, messages=tuple(map(self.player.stable, request.messages)))
-        try:
-            return self._conversation.prompt(request)
-        except UsageError as error:
-            raise CallRefusedError("request", str(error)) from error
+        return self._conversation.prompt(replace(request, messages=tuple(map(self.player.stable, request.messages))))
 
     async def _answer(self, running: _Running, most: int) -> None:
         """Sample the answers to a request."""
