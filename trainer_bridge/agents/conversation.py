@@ -33,9 +33,6 @@ class Call:
     """A call of the agent that was answered.
 
     Attributes:
-        prompt: What it was asked.
-        completion: What the policy sampled.
-        reply: What the client gets.
         read: Number of characters of the reply's content that the client received, or `UNREAD`; None means all.
         number: Number of its turn in the episode; None until it is recorded.
         is_continued: Whether another call continues its sample.
@@ -63,7 +60,6 @@ class CallPrompt:
     """The prompt of a call.
 
     Attributes:
-        request: What the client sent.
         new_ids: The whole prompt, or its tokens after those of `parent`.
         parent: The call that it continues; None if it starts a sample.
         keeps: Number of the parent's completion tokens in the prompt.
@@ -92,11 +88,7 @@ class CallPrompt:
 
 @dataclass(slots=True)
 class Conversation:
-    """All calls of one episode.
-
-    Attributes:
-        renderer: Renders the chats with the model's chat template.
-    """
+    """All calls of one episode."""
 
     renderer: ChatRenderer
     _calls: dict[bytes, list[Call]] = field(default_factory=dict)

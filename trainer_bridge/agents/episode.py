@@ -134,8 +134,6 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
     """One episode.
 
     Attributes:
-        player: The player that began it.
-        request: What is played.
         reset: Result of the reset.
         episode: The episode, whose sandbox the agent may use; None before its first action.
         is_over: Whether it has ended, so that no call is answered.

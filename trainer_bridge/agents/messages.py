@@ -22,7 +22,6 @@ class AgentToolCall:
     """A tool call in an assistant's message.
 
     Attributes:
-        name: Name of the tool.
         arguments: The JSON value of the arguments; the text itself if it is not JSON.
     """
 

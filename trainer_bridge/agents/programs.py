@@ -79,8 +79,6 @@ class FunctionAgent(Agent):
     """An agent that is a Python function. One without ``async`` runs in a thread.
 
     Attributes:
-        function: The function.
-        proxy: Serves its calls.
         address: Address of the proxy, such as ``http://127.0.0.1:4000``.
     """
 
@@ -119,7 +117,6 @@ class ProgramAgent(Agent):
     """An agent that is a program.
 
     Attributes:
-        command: Program and arguments.
         env: Variables in addition to those with the address of the policy.
         proxy: Serves its calls.
         address: Address of the proxy for a program beside the sandbox.

@@ -52,7 +52,6 @@ class ChatRenderer:
     whole chat as its prompt. Whitespace that the template strips around an answer does not count as a difference.
 
     Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
         system: The system message; None passes no system message to the template, which may then add its own.
         template: Arguments of the template, such as ``{"enable_thinking": False}``.
         thinking: ``"keep"`` leaves thoughts in the prompts of later turns, even if the template would drop them;
@@ -60,7 +59,6 @@ class ChatRenderer:
         history: Number of turns in a prompt, including the current one, at least 1; each turn then starts a new sample.
             None means all turns.
         eos_ids: End-of-text tokens of the model's generation config.
-        tools: The tools that the policy may call.
 
     Raises:
         UsageError: The template rejects a message role that a rollout needs, or leaves out its text, or writes tool

@@ -92,14 +92,8 @@ async def play(
 ) -> Trajectory:
     """Play one episode. An episode with a grader leaves the gate after its last turn, before it is graded.
 
-    Args:
-        host: Leases the environment.
-        player: Chooses the actions.
-        limits: Limits of the episode.
-        request: What to play.
-        gate: Decides when each turn may begin; None lets every turn through.
-        on_played: Called once, when the episode needs its player no longer.
-        running: The record to fill, for a caller that cancels the episode and wants what was played.
+    Without `gate`, turns are not held up. `on_played` is called once, when the episode needs its player no longer.
+    `running` is the record to fill, for a caller that cancels the episode and wants what was played.
 
     Returns:
         The trajectory. A failure of the environment, its sandbox or server, or a missed deadline gives a void

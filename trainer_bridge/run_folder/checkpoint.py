@@ -79,15 +79,7 @@ async def save(
 
     All other checkpoints but the newest `keep` and that of the best evaluation (`state.best_step`) are removed. Files
     of weights that equal those of the newest checkpoint or of `source`, such as the reference model's and an untrained
-    policy's, become hard links to them, if all are on one disk.
-
-    Args:
-        folder: Folder of all checkpoints.
-        trainer: Saves the weights.
-        state: State of the run.
-        keep: Number of checkpoints to keep.
-        policy: Metadata to write into the checkpoint's ``policy/``.
-        source: Folder of the model from which the run started, if it has one.
+    policy's, become hard links to them, if all are on one disk. `policy` is written into ``policy/``.
 
     Raises:
         UsageError: The disk is full or the folder cannot be written; older checkpoints are kept.

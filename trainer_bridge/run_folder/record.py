@@ -115,10 +115,7 @@ class RunRecord:
     def create(cls, folder: Path, config_yaml: str, *, force: bool) -> Self:
         """Create the folder of a new run, or reuse a folder whose run has no results yet.
 
-        Args:
-            folder: The folder; it and its parents are created if missing. Files that belong to no run are not changed.
-            config_yaml: The whole configuration, as YAML.
-            force: Whether to remove the files of an existing run in the folder.
+        Files that belong to no run are not changed; `force` removes those of an existing run.
 
         Raises:
             UsageError: The folder has a run with results and `force` is false, has a run of another format, has files
@@ -152,15 +149,9 @@ class RunRecord:
         """Reopen a run's folder, and restore its records to their state after train step `step`.
 
         Records of later steps are removed, since those steps will be repeated. A truncated last line is removed, too.
-
-        Args:
-            folder: The run's folder.
-            config_yaml: The whole configuration, as YAML. It must equal the run's, but `trainer.steps` may be larger,
-                and the server of `env.url` may be another one.
-            step: The train step of the checkpoint to continue from.
-            is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
-                will be repeated, so an existing row of this evaluation is removed.
-            complete: Returns the run's configuration with the defaults of keys that the run did not know.
+        If the checkpoint was not written after the evaluation of its step (`is_evaluated`), the row of this evaluation
+        is removed. `config_yaml` must equal the run's configuration, to which `complete` adds the defaults of keys that
+        the run did not know; but `trainer.steps` may be larger, and the server of `env.url` may be another one.
 
         Raises:
             UsageError: The folder has no run to resume or a run of another format, the configuration differs, a file is

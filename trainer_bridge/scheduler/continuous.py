@@ -40,11 +40,6 @@ class Continuous(Plan):
     them. Filters, extra members and replacements race, so that only runs without them repeat to the last digit.
 
     Args:
-        host: Leases the environments.
-        player: Chooses the actions.
-        limits: Limits of each episode.
-        num_envs: Maximum number of concurrent episodes.
-        pace: How far the episodes run ahead.
         task: Returns the task of an environment with a given number; always the same one.
         weights: Weight of each environment.
         version: Number of train steps that the run has made.
@@ -52,7 +47,6 @@ class Continuous(Plan):
         counts: What `Ledger.counts` returned then.
 
     Attributes:
-        pace: How far the episodes run ahead.
         ledger: Accounts for all attempts.
         problems: What was wrong with the accounts since the last batch.
     """
@@ -109,11 +103,7 @@ class Continuous(Plan):
         self._arrived = anyio.Event()
 
     async def run(self) -> None:
-        """Play until cancelled.
-
-        Raises:
-            ExceptionGroup: Errors of the player.
-        """
+        """Play until cancelled; see `Scheduler.run`."""
         await self._scheduler.run()
 
     async def batch(self) -> Batch:

@@ -16,13 +16,11 @@ class GroupState:
     """A group that was opened.
 
     Attributes:
-        request: What is played.
         queued: Members that wait for a place, by key.
         playing: Members in progress, by key.
         last: Latest attempt of each member that ended, by member.
         versions: Version at which each of these attempts began to act; none if it never did.
         replacements: Number of members that were added for stragglers.
-        opened_s: When it was opened.
         took_s: Seconds until it was complete.
     """
 

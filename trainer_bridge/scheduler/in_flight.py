@@ -29,8 +29,6 @@ class InFlight(RunningEpisode):
             its first turn.
         is_replaced: Whether another member was started because this one takes long.
         verdict: Why the scheduler aborts it; None if it does not.
-        scope: Cancels it.
-        ended: Set at its end.
     """
 
     weights: Callable[[], int] = field(kw_only=True)

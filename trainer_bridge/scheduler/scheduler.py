@@ -65,12 +65,8 @@ class Scheduler:
     """Plays the groups of a plan.
 
     Args:
-        host: Leases the environments.
-        player: Chooses the actions.
-        limits: Limits of each episode, and the number of retries.
         num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
             being graded do not count.
-        plan: What to play.
         straggler: An episode is replaced after this many times the median duration of its environment's episodes, once
             half of its group has ended: another one starts, and the first to end counts. None: never.
 

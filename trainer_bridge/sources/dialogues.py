@@ -58,10 +58,7 @@ class Dialogues:
 def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -> Dialogues:
     """Read a file with ``{"messages": [{"role": "user", "content": "..."}, ...]}`` per line; blank lines are ignored.
 
-    Args:
-        path: The file, in UTF-8.
-        renderer: Converts dialogues to tokens.
-        max_tokens: Maximum length of a dialogue in tokens; longer dialogues are skipped.
+    The file is in UTF-8. Dialogues of more than `max_tokens` tokens are skipped.
 
     Raises:
         UsageError: The file cannot be read or has no dialogues, a line is not a dialogue with a message of the
