@@ -183,7 +183,7 @@ class RunRecord:
             tracker.step(step, values)
 
     def schedule(self, step: int, row: Mapping[str, JSON]) -> None:
-        """Record the groups of a train step; see `envkit.trainer_bridge.scheduler.requests.row_of`."""
+        """Record the groups of a train step; see `scheduler.continuous.Continuous.schedule`."""
         self._schedule.append({"step": step, **row})
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:

@@ -29,7 +29,7 @@ from .accounting import Fate, Ledger, fate_before_training
 from .groups import GroupState
 from .in_flight import CountedPlayer
 from .pace import Batch, LagPolicy, Pace
-from .requests import Cursor, GroupRequest, Place, row_of
+from .requests import Cursor
 from .scheduler import Plan, Scheduler
 
 
@@ -119,9 +119,9 @@ class Continuous(Plan):
             arrived = self._arrived
             await arrived.wait()
         self._is_wanted = False
-        chosen.sort(key=lambda group: group.request.number)
-        taken = {group.request.number for group in chosen}
-        self._buffer = [group for group in self._buffer if group.request.number not in taken]
+        chosen.sort(key=lambda group: group.place.number)
+        taken = {group.place.number for group in chosen}
+        self._buffer = [group for group in self._buffer if group.place.number not in taken]
         self._training = chosen
         batch = Batch(
             tuple(group.group() for group in chosen),
@@ -135,7 +135,7 @@ class Continuous(Plan):
             waited_s=clock.now() - began,
             engine_s=self._player.busy.take(),
         )
-        still_open = {*self._scheduler.groups, *(group.request.number for group in self._buffer)}
+        still_open = {*self._scheduler.groups, *(group.place.number for group in self._buffer)}
         self._env_of = {number: env for number, env in self._env_of.items() if number in still_open}
         self._void, self._aborted, self._filtered, self._lost_groups = [], [], [], 0
         self._drop_stale(self.version + 1)
@@ -162,7 +162,7 @@ class Continuous(Plan):
             fate = Fate.DROPPED if tokens and masked.total() == tokens else Fate.TRAINED
             self.ledger.end(session, fate, masked=masked)
         self.version = version
-        self._held.subtract(map(_env, self._training))
+        self._held.subtract(group.place.env for group in self._training)
         self._training = []
         self._drop_stale(version)
         self._check()
@@ -183,14 +183,20 @@ class Continuous(Plan):
     def state(self) -> dict[str, JSON]:
         """Return the state for a checkpoint of this moment, when no batch is in training."""
         return {
-            **self._cursor.state(map(_place, [*self._scheduler.groups.values(), *self._buffer])),
+            **self._cursor.state(group.place for group in [*self._scheduler.groups.values(), *self._buffer]),
             "kept": [*self._kept],
         }
 
     @property
     def schedule(self) -> dict[str, JSON]:
-        """The groups of the batch in training."""
-        return row_of([(_place(group), group.group()) for group in self._training])
+        """The batch in training, for ``schedule.jsonl``: number, environment, task and members of each group."""
+        rows = [(group.place, group.group().trajectories) for group in self._training]
+        return {
+            "groups": [
+                [place.number, place.env, place.index, [one.member for one in played if not one.is_void]]
+                for place, played in rows
+            ]
+        }
 
     def waits_for(self) -> str:
         """Return what the trainer waits for, in one line: the open groups, and their oldest episode."""
@@ -215,7 +221,7 @@ class Continuous(Plan):
 
     # --- Plan ---------------------------------------------------------------------------------------------------------
 
-    def next_group(self) -> GroupRequest | None:
+    def next_group(self) -> GroupState | None:
         pace = self.pace
         if self._is_paused or not (self._is_wanted or pace.ahead):
             return None
@@ -243,7 +249,7 @@ class Continuous(Plan):
             )
             for member in range(pace.group_size + pace.group_extra)
         )
-        return GroupRequest(place.number, task, requests, pace.group_size, pace.least, place)
+        return GroupState(place, requests, pace.group_size, pace.least)
 
     def asked(self, request: RolloutRequest) -> None:
         self.ledger.ask(request.session)
@@ -267,7 +273,7 @@ class Continuous(Plan):
         self.ledger.end(request.session, Fate.ABORTED)
 
     def completed(self, group: GroupState) -> None:
-        pace, env = self.pace, _env(group)
+        pace, env = self.pace, group.place.env
         self._opened[env] -= 1
         if group.is_void and pace.refills:
             self._lost_groups += 1
@@ -325,18 +331,18 @@ class Continuous(Plan):
             return [*self._buffer] if len(self._buffer) >= sum(quota) else None
         if len(self._buffer) < sum(quota) and not self._is_at_cap:
             return None
-        by_age = sorted(self._buffer, key=lambda group: (self._oldest(group), group.request.number))
+        by_age = sorted(self._buffer, key=lambda group: (self._oldest(group), group.place.number))
         chosen: list[GroupState] = []
         for env, size in enumerate(quota):
-            chosen += [group for group in by_age if _env(group) == env][:size]
+            chosen += [group for group in by_age if group.place.env == env][:size]
         if len(chosen) < sum(quota):
             if not self._is_at_cap or self._scheduler.groups:
                 return None
             if not chosen:
                 raise EnvkitError(self._why_no_batch())
         if pace.lag_policy is LagPolicy.WAIT:
-            taken = {group.request.number for group in chosen}
-            rest = [group for group in by_age if group.request.number not in taken]
+            taken = {group.place.number for group in chosen}
+            rest = [group for group in by_age if group.place.number not in taken]
             while rest and not self._can_wait(rest):  # more groups were kept than expected
                 self._drop(rest.pop())
             opened = sorted(self._scheduler.groups.values(), key=self._oldest)
@@ -349,7 +355,7 @@ class Continuous(Plan):
         pace = self.pace
         quotas = [self._quota(self.version + 1 + number) for number in range(pace.max_lag)]
         for env in range(len(quotas[0]) if quotas else 0):
-            oldest = [one for group in groups if _env(group) == env and (one := group.oldest) is not None]
+            oldest = [one for group in groups if group.place.env == env and (one := group.oldest) is not None]
             if not staleness.can_wait(oldest, self.version, pace.max_lag, [quota[env] for quota in quotas]):
                 return False
         return True
@@ -365,14 +371,14 @@ class Continuous(Plan):
 
     def _drop(self, group: GroupState) -> None:
         """Drop a group, and play its task again later."""
-        if group.request.number in self._scheduler.groups:
-            self._opened[_env(group)] -= 1
+        if group.place.number in self._scheduler.groups:
+            self._opened[group.place.env] -= 1
         else:
-            self._held[_env(group)] -= 1
+            self._held[group.place.env] -= 1
             self._buffer.remove(group)
         self._scheduler.drop(group, StopReason.STALE)
         self._end_unused(group, Fate.STALE)
-        self._cursor.give_back([_place(group)])
+        self._cursor.give_back([group.place])
 
     def _end_unused(self, group: GroupState, fate: Fate) -> None:
         for one in group.last.values():
@@ -395,15 +401,6 @@ class Continuous(Plan):
     def _arrive(self) -> None:
         self._arrived.set()
         self._arrived = anyio.Event()
-
-
-def _place(group: GroupState) -> Place:
-    assert group.request.place is not None, "every group of training has a place in the run"
-    return group.request.place
-
-
-def _env(group: GroupState) -> int:
-    return _place(group).env
 
 
 def _has_samples(trajectory: Trajectory) -> bool:

@@ -16,7 +16,7 @@ from envkit.types import Group, RolloutRequest, Task, Trajectory, stable_hash
 
 from ..rollout.episode import RolloutLimits
 from .groups import GroupState
-from .requests import GroupRequest
+from .requests import Place
 from .scheduler import Plan, Scheduler
 
 
@@ -78,7 +78,7 @@ class Rollout:
         ]
         plan = _Once(
             iter(
-                GroupRequest(index, tasks[index], tuple(members), len(members))
+                GroupState(Place(index, 0, index), tuple(members), len(members))
                 for index, members in enumerate(requests)
                 if members
             ),
@@ -100,7 +100,7 @@ class Rollout:
 class _Once(Plan):
     """Opens all groups at once."""
 
-    requests: Iterator[GroupRequest]
+    requests: Iterator[GroupState]
     in_lockstep: bool
     on_begin: Callable[[RolloutRequest], None]
     on_end: Callable[[Trajectory], None]
@@ -108,7 +108,7 @@ class _Once(Plan):
     void: list[Trajectory] = field(default_factory=list)
     version: int = 0
 
-    def next_group(self) -> GroupRequest | None:
+    def next_group(self) -> GroupState | None:
         return next(self.requests, None)
 
     def began(self, request: RolloutRequest) -> None:
@@ -120,7 +120,7 @@ class _Once(Plan):
         self.on_end(trajectory)
 
     def completed(self, group: GroupState) -> None:
-        self.groups[group.request.number] = group.group()
+        self.groups[group.place.number] = group.group()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""Requests for groups of episodes.
-
-The cursor numbers the groups of a run, and deals them to the environments of a mixture. The schedule of a run lists the
-groups that each train step trained on.
-"""
+"""The places of groups in a run: the cursor numbers them, and deals them to the environments of a mixture."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import floor
 
 from envkit.errors import UsageError
-from envkit.types import JSON, Group, RolloutRequest, Task
+from envkit.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +25,6 @@ class Place:
     env: int
     index: int
     round: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRequest:
-    """A group of episodes to play.
-
-    Attributes:
-        number: Number that orders groups: those with lower numbers are played first.
-        task: The task of all episodes.
-        members: Request of each episode.
-        size: Number of valid episodes that the group needs. The other members are extra: as soon as `size` are valid,
-            the rest is aborted.
-        least: Number of valid episodes that the group needs at least to be of use, when retries are used up.
-        place: Its place in the run; None outside of training.
-    """
-
-    number: int
-    task: Task
-    members: tuple[RolloutRequest, ...]
-    size: int
-    least: int = 1
-    place: Place | None = None
 
 
 class Cursor:
@@ -145,13 +119,3 @@ def shares(weights: Sequence[float], total: int) -> list[int]:
     for env in by_remainder[: total - sum(whole)]:
         whole[env] += 1
     return whole
-
-
-def row_of(groups: Sequence[tuple[Place, Group]]) -> dict[str, JSON]:
-    """Return the row of a train step in ``schedule.jsonl``: number, environment, task and members of each group."""
-    return {
-        "groups": [
-            [place.number, place.env, place.index, [one.member for one in group.trajectories if not one.is_void]]
-            for place, group in groups
-        ]
-    }

@@ -22,7 +22,6 @@ from ..rollout.episode import RolloutLimits, play
 from ..rollout.gates import Lockstep, OpenGate
 from .groups import GroupState
 from .in_flight import InFlight
-from .requests import GroupRequest
 
 _DURATIONS, _LEAST_DURATIONS = 200, 20
 """Number of latest episodes of an environment whose median duration counts, and the least number."""
@@ -36,7 +35,7 @@ class Plan(Protocol):
     version: int
     """Version of the engine's weights."""
 
-    def next_group(self) -> GroupRequest | None:
+    def next_group(self) -> GroupState | None:
         """Return the next group to open; None if none is to be opened at present."""
         ...
 
@@ -125,13 +124,13 @@ class Scheduler:
 
     def drop(self, group: GroupState, verdict: StopReason) -> None:
         """Close a group and abort what is played for it."""
-        self.groups.pop(group.request.number, None)
+        self.groups.pop(group.place.number, None)
         self._abort_rest(group, verdict)
 
     def _open(self) -> None:
-        while (request := self._plan.next_group()) is not None:
-            group = self.groups[request.number] = GroupState(request)
-            for member in request.members:
+        while (group := self._plan.next_group()) is not None:
+            self.groups[group.place.number], group.opened_s = group, clock.now()
+            for member in group.members:
                 self._ask(group, member)
 
     def _ask(self, group: GroupState, request: RolloutRequest) -> None:
@@ -140,7 +139,7 @@ class Scheduler:
         # Waves repeat void episodes only after all others, so that these are in the same waves in any case.
         attempt = request.attempt if self._plan.in_lockstep else 0
         self._asked += 1
-        order = (attempt, group.request.number, request.member, self._asked)
+        order = (attempt, group.place.number, request.member, self._asked)
         heapq.heappush(self._queue, (order, request, group))
 
     def _start(self, tasks: TaskGroup) -> None:
@@ -207,7 +206,7 @@ class Scheduler:
             await anyio.sleep(1.0)
             usual_s = {env: median(seen) for env, seen in self._durations.items() if len(seen) >= _LEAST_DURATIONS}
             for group in self.groups.values():
-                env_id, size = group.request.task.env_id, group.request.size
+                env_id, size = group.task.env_id, group.size
                 if env_id not in usual_s or 2 * len(group.valid) < size:
                     continue
                 too_long_s = factor * usual_s[env_id]
@@ -225,7 +224,7 @@ class Scheduler:
         group.took_s = clock.now() - group.opened_s
         self._abort_rest(group, StopReason.ABORTED)
         self._plan.completed(group)
-        self.groups.pop(group.request.number, None)
+        self.groups.pop(group.place.number, None)
 
     def _abort_rest(self, group: GroupState, verdict: StopReason) -> None:
         for request in group.queued.values():
