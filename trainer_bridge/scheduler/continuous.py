@@ -26,10 +26,10 @@ from ..rollout.episode import RolloutLimits
 from ..samples import trained_parts
 from . import staleness
 from .accounting import Fate, Ledger, fate_before_training
+from .cursor import Cursor
 from .groups import GroupState
 from .in_flight import CountedPlayer
 from .pace import Batch, LagPolicy, Pace
-from .requests import Cursor
 from .scheduler import Plan, Scheduler
 
 

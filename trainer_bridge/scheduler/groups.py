@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from envkit.types import Group, RolloutRequest, StopReason, Task, Trajectory, stable_hash
 
+from .cursor import Place
 from .in_flight import InFlight
-from .requests import Place
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,8 @@ from envkit.protocols import EnvHost, Player
 from envkit.types import Group, RolloutRequest, Task, Trajectory, stable_hash
 
 from ..rollout.episode import RolloutLimits
+from .cursor import Place
 from .groups import GroupState
-from .requests import Place
 from .scheduler import Plan, Scheduler
 
 
