@@ -97,8 +97,6 @@ class Continuous(Plan):
         self._filtered: list[Group] = []
         self._env_of: dict[int, int] = {}
         self._lost_groups = 0
-        self._opened: Counter[int] = Counter()
-        self._held: Counter[int] = Counter()
         self._is_wanted = self._is_paused = False
         self._arrived = anyio.Event()
 
@@ -162,7 +160,6 @@ class Continuous(Plan):
             fate = Fate.DROPPED if tokens and masked.total() == tokens else Fate.TRAINED
             self.ledger.end(session, fate, masked=masked)
         self.version = version
-        self._held.subtract(group.place.env for group in self._training)
         self._training = []
         self._drop_stale(version)
         self._check()
@@ -232,7 +229,6 @@ class Continuous(Plan):
         except Exception:  # ends the run, whose checkpoint must not lose the group
             self._cursor.give_back([place])
             raise
-        self._opened[place.env] += 1
         batch, index = divmod(place.number, pace.groups_per_step)
         seed = stable_hash(pace.seed, batch + 1)
         name = f"train/{place.number:08d}" + (f".{place.round}" if place.round else "")
@@ -273,14 +269,12 @@ class Continuous(Plan):
         self.ledger.end(request.session, Fate.ABORTED)
 
     def completed(self, group: GroupState) -> None:
-        pace, env = self.pace, group.place.env
-        self._opened[env] -= 1
+        pace = self.pace
         if group.is_void and pace.refills:
             self._lost_groups += 1
             self._end_unused(group, Fate.VOIDED)
         elif all(one.keeps(group.group()) for one in pace.filters):
             self._kept.append(True)
-            self._held[env] += 1
             self._buffer.append(group)
         else:
             self._kept.append(False)
@@ -300,8 +294,10 @@ class Continuous(Plan):
     def _room(self) -> list[int]:
         """Return how many groups of each environment may be opened."""
         pace, room = self.pace, self._quota(self.version, self.pace.ahead + 1)
+        all_kept = Counter(group.place.env for group in [*self._buffer, *self._training])
+        all_opened = Counter(group.place.env for group in self._scheduler.groups.values())
         for env, window in enumerate(room):
-            kept, opened = self._held[env], self._opened[env]
+            kept, opened = all_kept[env], all_opened[env]
             if self._is_at_cap or kept >= window:
                 room[env] = 0
             elif pace.filters and pace.ahead == 0:
@@ -371,10 +367,7 @@ class Continuous(Plan):
 
     def _drop(self, group: GroupState) -> None:
         """Drop a group, and play its task again later."""
-        if group.place.number in self._scheduler.groups:
-            self._opened[group.place.env] -= 1
-        else:
-            self._held[group.place.env] -= 1
+        if group in self._buffer:
             self._buffer.remove(group)
         self._scheduler.drop(group, StopReason.STALE)
         self._end_unused(group, Fate.STALE)
