@@ -429,6 +429,5 @@ class TrainLoop:
 
 
 def _is_known(evaluated: Mapping[str, JSON]) -> bool:
-    """Whether the episodes of an evaluation report success."""
     success = evaluated.get("eval_success")
     return isinstance(success, float) and not math.isnan(success)

@@ -276,7 +276,6 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         return self._conversation.prompt(replace(request, messages=tuple(map(self.player.stable, request.messages))))
 
     async def _answer(self, running: _Running, most: int) -> None:
-        """Sample the answers to a request."""
         try:
             async with anyio.create_task_group() as tasks:
                 for index in range(running.prompt.request.n):

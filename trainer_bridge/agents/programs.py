@@ -157,7 +157,6 @@ class ProgramAgent(Agent):
             raise AgentEndedError(f"exit code {code}: {output[-_SHOWN:].strip()}")
 
     def _filled(self, task: AgentEpisode, address: str, secret: str) -> tuple[list[str], dict[str, str]]:
-        """Return the command and the variables of an episode."""
         base = f"{address}/e/{secret}"
         values = {"{task}": task.reset.observation.text, "{model}": MODEL}
         variables = {

@@ -1,9 +1,4 @@
-"""The folder that an evaluation writes.
-
-arguments.json   the arguments of the command; running it again resumes the evaluation
-episodes.jsonl   one line per finished episode; sorted by task and attempt at the end
-evaluation.json  the results, written last
-"""
+"""The folder that an evaluation writes; see docs/play-and-evaluate.md for its files."""
 
 from __future__ import annotations
 

@@ -195,7 +195,6 @@ class ChatRenderer:
         return content, thought, calls
 
     def _shown(self, messages: Sequence[ChatMessage], *, is_start: bool = True) -> list[Message]:
-        """Return the messages of an agent as those of the template."""
         shown: list[Message] = []
         described = [*self._system] if is_start else []
         if described and messages and messages[0].role == "system":
@@ -293,10 +292,7 @@ class ChatRenderer:
     ) -> tuple[int, ...] | None:
         """Return the tokens between two answers; None if `after` changes how the template renders the chat before it.
 
-        Args:
-            chat: The chat up to the first of the two answers.
-            answer_ids: Tokens of this answer. If they end with the end-of-turn token, the result omits that token.
-            after: The messages between the two answers.
+        `chat` ends with the first of the two answers. The result omits the end-of-turn token if this answer has it.
         """
         *before, first = chat
         answer, is_call = self._words(answer_ids), "tool_calls" in first

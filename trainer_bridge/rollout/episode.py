@@ -150,7 +150,6 @@ async def play(
 
 
 async def _reset(running: RunningEpisode, episode: Episode, limits: RolloutLimits) -> Reset:
-    """Start a leased episode."""
     began = running.waits("reset")
     reset_timeout_s = limits.step_timeout_s if limits.reset_timeout_s is None else limits.reset_timeout_s
     with _deadline(reset_timeout_s, StopReason.TIMEOUT, "the environment did not answer a reset"):
@@ -236,7 +235,6 @@ def _reason(stopped: PlayerStoppedError) -> StopReason:
 
 
 async def _grade(running: RunningEpisode, episode: Episode, timeout_s: float | None, limit_s: float | None) -> None:
-    """Grade an episode whose last turn was played."""
     began = running.waits("grader")
     seconds = None if timeout_s is None else deadline_s(timeout_s, limit_s)
     with _deadline(seconds, StopReason.NO_GRADE, "the grader did not answer"):

@@ -1,20 +1,4 @@
-"""The record of a training run: its folder, and all files in it except checkpoints and weights.
-
-    config.yaml                 the whole configuration, including defaults
-    metrics.jsonl               one object per train step
-    evaluations.jsonl           one object per evaluation
-    schedule.jsonl              the groups of each train step, one object each
-    trajectories/step-N.jsonl   episodes of train step N, one object each
-    timeline/step-N.json.gz     what happened when in train step N, for https://ui.perfetto.dev
-    checkpoints/                checkpoints of the trainer
-    summary.json                results of the run
-    plots/learning_curve.png    success by train step
-    tensorboard/                the same numbers for TensorBoard
-    wandb/                      files of Weights & Biases, if the run uses it
-    policy/                     the initial tiny policy, before training
-    weights/                    weights for an engine that reads files, on a machine without ``/dev/shm``
-    run.lock                    lock file, locked while a run writes to the folder
-    format.json                 the format of the folder; a folder of another format is rejected
+"""The record of a training run: its folder, and all files in it except checkpoints and weights; see docs/train.md.
 
 `RunRecord.resume` can open the folder of a run, even if the run was killed. File system errors are raised as
 `UsageError` with the path, the reason and a remedy.
@@ -275,7 +259,6 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 
 def _has_results(folder: Path) -> bool:
-    """Return whether the run in `folder` has recorded results or checkpoints."""
     rows = (folder / METRICS, folder / EVALUATIONS)
     return any(path.exists() and path.stat().st_size for path in rows) or any((folder / CHECKPOINTS).glob("step-*"))
 
