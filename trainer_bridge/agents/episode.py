@@ -90,10 +90,6 @@ class AgentPlayer(Player):
     changed: int = 0
     failures: Counter[str] = field(default_factory=Counter)
 
-    def with_engine(self, engine: Engine) -> AgentPlayer:
-        """Return the same player with other weights."""
-        return replace(self, engine=engine)
-
     def begin(self, request: RolloutRequest, start: Reset) -> AgentEpisode:
         return AgentEpisode(self, request, start)
 

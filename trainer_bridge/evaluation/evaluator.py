@@ -45,7 +45,7 @@ class Evaluator:
         rollout = self.rollout
         if engine is not None:
             assert isinstance(rollout.player, (PolicyPlayer, AgentPlayer)), "only a policy has an engine"
-            rollout = replace(rollout, player=rollout.player.with_engine(engine))
+            rollout = replace(rollout, player=replace(rollout.player, engine=engine))
         display.phase("evaluate", (self.attempts + 1) * len(self.tasks))
 
         def count(trajectory: Trajectory) -> None:

@@ -97,10 +97,6 @@ class CountedPlayer(Player):
     ledger: Ledger
     busy: Busy = field(default_factory=Busy)
 
-    @property
-    def repeats(self) -> bool:
-        return self.player.repeats
-
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         return _Episode(self.player.begin(request, start), request.session, self)
 
