@@ -153,7 +153,7 @@ class RunRecord:
             keep_until(folder / SCHEDULE, step)
             keep_until(folder / EVALUATIONS, step if is_evaluated else step - 1)
             with writing(folder):
-                for number, path in (*recorded_steps(folder).items(), *_numbered(folder / TIMELINE, ".json.gz")):
+                for number, path in (*recorded_steps(folder).items(), *numbered(folder / TIMELINE, ".json.gz")):
                     if number > step:
                         path.unlink()
                 (folder / SUMMARY).unlink(missing_ok=True)
@@ -211,11 +211,11 @@ class RunRecord:
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
     """Return the path of each episode file in a run's folder, with its train step as the key, in ascending order."""
-    return dict(_numbered(folder / TRAJECTORIES, ".jsonl"))
+    return dict(numbered(folder / TRAJECTORIES, ".jsonl"))
 
 
-def _numbered(folder: Path, suffix: str) -> list[tuple[int, Path]]:
-    """Return the train step and the path of each file ``step-N`` in `folder`, in ascending order."""
+def numbered(folder: Path, suffix: str) -> list[tuple[int, Path]]:
+    """Return the train step and the path of each ``step-N`` with this suffix in `folder`, in ascending order."""
     names = {path: path.name.removeprefix("step-").removesuffix(suffix) for path in folder.glob(f"step-*{suffix}")}
     return sorted((int(number), path) for path, number in names.items() if number.isdecimal())
 
