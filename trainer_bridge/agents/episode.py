@@ -21,7 +21,7 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from envkit.errors import DeadlineError, PlayerStoppedError, SandboxLostError
+from envkit.errors import PlayerStoppedError, SandboxLostError
 from envkit.protocols import Engine, Episode, EpisodePlayer, Player
 from envkit.types import (
     JSON,
@@ -300,10 +300,6 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         )
         try:
             completion = await player.engine.generate(prompt.ids(), params, session=session)
-        except DeadlineError as error:
-            self._error = self._error or PlayerStoppedError(StopReason.NO_COMPLETION, str(error))
-            player.engine.forget(session)
-            return
         except Exception as error:
             self._error = self._error or error
             player.engine.forget(session)

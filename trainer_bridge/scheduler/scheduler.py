@@ -177,13 +177,7 @@ class Scheduler:
         request = flight.request
         with flight.scope:
             trajectory = await play(
-                self._host,
-                self._player,
-                self._limits,
-                request,
-                gate,
-                on_played=self._played,
-                running=flight,
+                self._host, self._player, self._limits, request, gate, on_played=self._played, running=flight
             )
         flight.ended.set()
         if flight.scope.cancelled_caught or (flight.verdict is not None and trajectory.is_void):
