@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -98,32 +99,21 @@ class AgentPlayer(Player):
 class _Running(RunningCall):
     """A request in progress."""
 
-    episode: AgentEpisode
-    prompt: CallPrompt
+    episode: AgentEpisode = field(kw_only=True)
+    prompt: CallPrompt = field(kw_only=True)
     calls: dict[int, Call] = field(default_factory=dict)
-    sessions: list[str] = field(default_factory=list)
-    is_aborted: bool = False
-    is_over: anyio.Event = field(default_factory=anyio.Event)
 
     async def replies(self) -> Sequence[Reply]:
         await self.is_over.wait()
         if self.episode.is_over:
             raise CallRefusedError("ended", "the episode is over")
-        done = [one for one in self.calls.values() if one.completion.finish is not FinishReason.ABORTED]
-        if self.is_aborted or len(done) < self.prompt.request.n:
-            raise CallRefusedError("aborted", "the sampling was stopped")
-        return [self.calls[index].reply for index in range(self.prompt.request.n)]
+        return await RunningCall.replies(self)
 
     def delivered(self, index: int = 0, characters: int | None = None) -> None:
         call = self.calls[index]
         if call.number is None:  # otherwise it is recorded as what it was
             call.read = characters
             self.episode.changed()
-
-    def abort(self) -> None:
-        self.is_aborted = True
-        for session in self.sessions:
-            self.episode.player.tasks.start_soon(self.episode.player.engine.abort, session)
 
 
 class AgentEpisode(EpisodePlayer, EpisodeCalls):
@@ -209,7 +199,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
             self._asked += request.n
             player.models[request.model, player.selects(request)] += 1
             player.changed += prompt.request.messages != request.messages
-        running = _Running(self, prompt)
+        running = _Running(player.engine, player.tasks, request.n, episode=self, prompt=prompt)
         self._running.append(running)
         player.tasks.start_soon(self._answer, running, most)
         return running
@@ -273,17 +263,14 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
 
     async def _answer(self, running: _Running, most: int) -> None:
         try:
-            async with anyio.create_task_group() as tasks:
-                for index in range(running.prompt.request.n):
-                    tasks.start_soon(self._sample, running, index, most)
+            await running.sample(partial(self._sample, running, most))
         finally:
             self._running.remove(running)
-            running.is_over.set()
             self.changed()
 
-    async def _sample(self, running: _Running, index: int, most: int) -> None:
+    async def _sample(self, running: _Running, most: int, index: int) -> None:
         player, prompt = self.player, running.prompt
-        if running.is_aborted:
+        if running.why_not:
             self._free += 1
             return
         number, self._sessions = self._sessions, self._sessions + 1
@@ -312,8 +299,10 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         running.calls[index] = call
         self._session_of[call] = session
         self._finished.append(call)
-        if completion.finish is not FinishReason.ABORTED and not prompt.request.is_probe:
-            self._conversation.add(call)
+        if completion.finish is not FinishReason.ABORTED:
+            running.found[index] = call.reply
+            if not prompt.request.is_probe:
+                self._conversation.add(call)
 
     # --- Turns --------------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -15,36 +15,10 @@ from envkit.types import JSON, FinishReason, SamplingParams
 
 from ..render.chat import ChatRenderer
 from .conversation import CallPrompt, Conversation, reply_of
-from .messages import CallRefusedError, EpisodeCalls, ModelRequest, Reply, RunningCall
+from .messages import CallRefusedError, EpisodeCalls, ModelRequest, RunningCall
 
 AT_ONCE = 64
 """Maximum number of answers that are sampled at the same time; others wait."""
-
-
-@dataclass(slots=True, eq=False)
-class _ServedCall(RunningCall):
-    """A call. Its answers are sampled by a task, so that clients may come and go."""
-
-    sessions: list[str]
-    engine: Engine
-    tasks: TaskGroup
-    found: dict[int, Reply] = field(default_factory=dict)
-    why_not: str = ""
-    is_over: anyio.Event = field(default_factory=anyio.Event)
-
-    async def replies(self) -> Sequence[Reply]:
-        await self.is_over.wait()
-        if len(self.found) < len(self.sessions):
-            raise CallRefusedError("aborted", self.why_not or "the sampling was stopped")
-        return [self.found[index] for index in range(len(self.sessions))]
-
-    def delivered(self, index: int = 0, characters: int | None = None) -> None:
-        """Do nothing: no later prompt depends on what the client received."""
-
-    def abort(self) -> None:
-        self.why_not = "the sampling was stopped"
-        for session in self.sessions:
-            self.tasks.start_soon(self.engine.abort, session)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +49,9 @@ class ServedModel(EpisodeCalls):
             max_tokens=min(room, self.turn_tokens, request.max_tokens or self.turn_tokens),
             stop=self.renderer.stop,
         )
-        call = _ServedCall([secrets.token_hex(8) for _ in range(request.n)], self.engine, self.tasks)
-        self.tasks.start_soon(self._answer, call, prompt, params)
+        sessions = [secrets.token_hex(8) for _ in range(request.n)]
+        call = RunningCall(self.engine, self.tasks, request.n, sessions=sessions)
+        self.tasks.start_soon(call.sample, partial(self._sample, call, prompt, params))
         return call
 
     def count(self, request: ModelRequest) -> int:
@@ -85,15 +60,7 @@ class ServedModel(EpisodeCalls):
     async def step(self, action: str) -> dict[str, JSON]:
         raise CallRefusedError("request", "this model belongs to no episode, which could play an action")
 
-    async def _answer(self, call: _ServedCall, prompt: CallPrompt, params: SamplingParams) -> None:
-        try:
-            async with anyio.create_task_group() as tasks:
-                for index in range(len(call.sessions)):
-                    tasks.start_soon(self._sample, call, index, prompt, params)
-        finally:
-            call.is_over.set()
-
-    async def _sample(self, call: _ServedCall, index: int, prompt: CallPrompt, params: SamplingParams) -> None:
+    async def _sample(self, call: RunningCall, prompt: CallPrompt, params: SamplingParams, index: int) -> None:
         session = call.sessions[index]
         async with self._limiter:
             if call.why_not:
