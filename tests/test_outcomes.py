@@ -12,6 +12,7 @@ from envkit.cli.environments.episode_page import summary
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.evaluation.evaluator import success_of
 from envkit.trainer_bridge.evaluation.outcomes import Tally, measure
+from envkit.trainer_bridge.evaluation.rescore import Rescored, totals
 from envkit.types import EpisodeRecord, Observation, Outcome, StopReason, Task, Trajectory, TurnRecord
 
 T, F, U = True, False, None
@@ -76,6 +77,7 @@ def test_every_reader_agrees_which_episodes_succeeded() -> None:
         tally.add(one)
     assert measure(tally.by_task, 1)["success"].mean == sum(known) / len(known)
     assert summary(records).endswith(": 5 succeeded, 4 failed, 3 ended, 1 lost")
+    assert totals([Rescored(one, one) for one in records])["success"] == (sum(known) / len(known),) * 2
     episodes = [TaskEpisode(str(number), one) for number, one in enumerate(outcomes)]
     assert PlayerResult("oracle", episodes).successes == 5
     assert len(PlayerResult("oracle", episodes).problems()) == 13 - 5

@@ -29,6 +29,7 @@ from envkit.cli.training import model
 from envkit.cli.training.check import check
 from envkit.cli.training.check_template import check_template
 from envkit.cli.training.evaluate import evaluate
+from envkit.cli.training.rescore import rescore
 from envkit.cli.training.train import train
 from envkit.cli.training.vllm import vllm
 
@@ -44,6 +45,7 @@ app.command("check-env")(check_env)
 app.command("check-template")(check_template)
 app.command("eval")(evaluate)
 app.command("show")(show)
+app.command("rescore")(rescore)
 app.command("play")(play)
 app.command("serve")(serve)
 app.command("vllm")(vllm)

@@ -16,16 +16,19 @@ from envkit.config import EvalConfig, RunConfig
 from envkit.config.evaluation import read as config_of_evaluation
 from envkit.errors import ConfigError, UnknownEnvError, UsageError
 from envkit.runs.display import StreamDisplay
-from envkit.types import JSON, EpisodeRecord
+from envkit.types import JSON, EpisodeRecord, Options
 from envkit.wiring.environments import find
 
 if TYPE_CHECKING:
     from envkit.trainer_bridge.evaluation.report import EvaluationFolder
+    from envkit.trainer_bridge.evaluation.rescore import Rescored
     from envkit.trainer_bridge.evaluation.result import Evaluation
     from envkit.wiring.training.run import OnStep
 
 __all__ = ["TrainSummary", "evaluate", "train"]
 
+
+_REPEATED_AT_ONCE = 8
 
 RUNS = Path("runs")
 """Folder in which `train` creates the folders of runs by default."""
@@ -192,6 +195,49 @@ def evaluate(
             display.announce(f"{dialogues}: has no dialogues, because success is {found.success_rule}")
         _write(Path(dialogues), map(dialogue_of, succeeded))
     return found
+
+
+def rescore(
+    run: Path,
+    *,
+    step: int | None = None,
+    options: Options | None = None,
+    backend: str | None = None,
+    judge: str | None = None,
+    output: Path | None = None,
+) -> tuple[Path, list[Rescored]]:
+    """Repeat the actions of recorded episodes, and compute their rewards again. Prints progress on standard error.
+
+    The arguments are those of ``envkit rescore``; `output` is a file for the repeated episodes.
+
+    Returns:
+        The file of the recorded episodes, and both versions of each of its valid episodes.
+
+    Raises:
+        UsageError: The episodes cannot be read or repeated.
+    """
+    from envkit.trainer_bridge.evaluation import rescore as rescoring
+    from envkit.trainer_bridge.evaluation.recordings import open_recording
+    from envkit.wiring.environments import find, open_resources, refuse_foreign, slots
+
+    display, chosen = StreamDisplay(sys.stderr), options or {}
+    path, recorded = open_recording(run, display.announce, step=step)
+    episodes = rescoring.repeatable(recorded)
+    for one in episodes:
+        refuse_foreign(one.env_id, one.options, chosen, "the recording")
+
+    async def main() -> list[Rescored]:
+        async with (
+            open_resources(find(episodes[0].env_id).needs, backend=backend, judge=judge) as resources,
+            slots(_REPEATED_AT_ONCE, chosen, resources) as host,
+        ):
+            return await rescoring.rescore(host, episodes, options=chosen, num_envs=_REPEATED_AT_ONCE, display=display)
+
+    with closing(display):
+        found = clock.run_blocking(main)
+    if output is not None:
+        _write(output, (one.after for one in found))
+    return path, found
 
 
 def _unknown_env(config: object, url: str | None) -> Iterator[str]:

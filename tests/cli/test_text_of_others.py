@@ -93,6 +93,7 @@ def nothing(folder: Path) -> None:
     ("prepare", "words"),
     [
         (recorded, ["show", "episodes.jsonl"]),
+        (recorded, ["rescore", "episodes.jsonl"]),
         (wrote("run.yaml", f'"{HOSTILE.encode("unicode_escape").decode()}": 1'), ["check", "run.yaml"]),
         (
             wrote("q.jsonl", '{"a\\u001b[2J": 1}'),

@@ -16,6 +16,7 @@ from envkit.checks.tasks import check_tasks
 from envkit.cli.environments.game import open_game
 from envkit.env import AsyncEpisode, GymEpisode
 from envkit.http.client.env_client import SessionEpisode
+from envkit.wiring.api import rescore
 from tests.checks.guessing import Guess, Says
 
 RUN: dict[str, Any] = {
@@ -47,7 +48,8 @@ def play_by_hand() -> None:
 def test_the_steps_of_all_episodes_have_one_caller(tmp_path: Path) -> None:
     programs: dict[str, Callable[[], object]] = {
         "train": lambda: envkit.train(RUN, output=tmp_path / "run"),
-        "eval": lambda: envkit.evaluate("FrozenLake-v0", "expert", episodes=2),
+        "eval": lambda: envkit.evaluate("FrozenLake-v0", "expert", episodes=2, output=tmp_path / "evaluation"),
+        "rescore": lambda: rescore(tmp_path / "evaluation"),
         "check-env": lambda: envkit.check_env("FrozenLake-v0", episodes=2),
         "check-task": check_a_task,
         "play": play_by_hand,

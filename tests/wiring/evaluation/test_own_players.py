@@ -14,8 +14,9 @@ from envkit import registry
 from envkit.env import AsyncEnv
 from envkit.errors import EnvkitError, UsageError
 from envkit.protocols import EpisodePlayer, Player
+from envkit.trainer_bridge.evaluation.rescore import totals
 from envkit.types import Observation, Options, Reset, RolloutRequest, Step, Task
-from envkit.wiring.api import evaluate
+from envkit.wiring.api import evaluate, rescore
 
 
 class Parity(AsyncEnv):
@@ -141,6 +142,21 @@ def test_an_episode_without_a_grade_is_void_and_several_in_a_row_end_the_evaluat
         evaluate("Parity-v0", "oracle", episodes=2, options={"broken": 1})
     with pytest.raises(EnvkitError, match=r"^4 episodes in a row were void, .*the grader could not run; repeat"):
         evaluate("Parity-v0", "oracle", episodes=90, options={"broken": 1}, overrides=["env.num_envs=4"])
+
+
+def test_rewards_are_computed_again_from_recorded_actions(tmp_path: Path) -> None:
+    evaluate("Parity-v0", "oracle", episodes=6, output=tmp_path)
+    (_, same), (_, other) = rescore(tmp_path), rescore(tmp_path, options={"points": 0.5})
+    assert not any(one.is_changed or one.differs_at is not None for one in same)
+    assert totals(same) == {"success": (1, 1), "reward": (1, 1)}
+    assert all(one.is_changed for one in other)
+    assert totals(other) == {"success": (1, 0), "reward": (1, 0.5)}
+
+
+def test_episodes_whose_observations_differ_are_named(tmp_path: Path) -> None:
+    evaluate("Arithmetic-v0", "expert", episodes=3, options={"instructions": False}, output=tmp_path)
+    _, again = rescore(tmp_path, options={"instructions": True})
+    assert [one.differs_at for one in again] == [0, 0, 0]
 
 
 class Silent(Parity):
