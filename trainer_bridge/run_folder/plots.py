@@ -1,4 +1,4 @@
-"""The plot of a run: its learning curve."""
+"""The plots of a run: its learning curve, and the metrics that show whether training is healthy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -17,6 +19,7 @@ from envkit.types import JSON
 Rows: TypeAlias = Sequence[Mapping[str, JSON]]
 
 LEARNING_CURVE = "learning_curve.png"
+TRAINING = "training.png"
 
 _DPI = 160
 _INK = "#24292f"
@@ -24,6 +27,9 @@ _FAINT = "#afb8c1"
 _BLUE = "#0969da"
 _ORANGE = "#bc4c00"
 _MAX_MARKERS = 30
+_MAX_WINDOW = 25
+_NOISE = 1e-6
+"""Values up to this absolute value count as rounding errors, and the axis is not scaled to them."""
 
 
 class Curve(NamedTuple):
@@ -33,8 +39,24 @@ class Curve(NamedTuple):
     values: tuple[float, ...]
 
 
+_PANELS = {
+    "return": "return per episode",
+    "entropy_nats": "entropy (nats per token)",
+    "approx_kl": "KL to sampling policy (nats)",
+    "clip_share": "share of tokens clipped",
+    "grad_norm": "gradient norm, unclipped",
+    "tokens_per_s": "speed (tokens/s)",
+    "episode_turns": "turns per episode",
+    "policy_loss": "policy loss",
+    "value_loss": "value loss",
+    "lost_episodes": "lost episodes",
+}
+_WITHOUT_ZERO = ("return", "policy_loss")
+"""Metrics whose y axis need not include 0."""
+
+
 def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
-    """Write the plot of a run into the existing `folder`, unless it would have no curves.
+    """Write the plots of a run into the existing `folder`, unless they would have no curves.
 
     Args:
         folder: The folder.
@@ -42,17 +64,18 @@ def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
         evaluations: The rows of ``evaluations.jsonl``.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The files cannot be written.
     """
-    if (figure := learning_curve(metrics, evaluations)) is None:
-        return
-    part = folder / f".{LEARNING_CURVE}.part"
-    try:
-        # Unlike savefig, this does not draw everything once before, only to find the layout.
-        FigureCanvasAgg(figure).print_png(part)  # type: ignore[no-untyped-call]
-        part.replace(folder / LEARNING_CURVE)  # so that viewers never read a partial file
-    finally:
-        part.unlink(missing_ok=True)
+    for name, figure in ((LEARNING_CURVE, learning_curve(metrics, evaluations)), (TRAINING, training_panels(metrics))):
+        if figure is None:
+            continue
+        part = folder / f".{name}.part"
+        try:
+            # Unlike savefig, this does not draw everything once before, only to find the layout.
+            FigureCanvasAgg(figure).print_png(part)  # type: ignore[no-untyped-call]
+            part.replace(folder / name)  # so that viewers never read a partial file
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def curve_of(rows: Rows, key: str) -> Curve:
@@ -76,17 +99,9 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
     }
     if not held_out and not training.steps:
         return None
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    figure = Figure(figsize=(8, 4.6), dpi=_DPI, layout=layout, facecolor="white")
+    figure = _figure(8, 4.6)
     axes = figure.subplots()
-    title = "Success on held-out levels" if held_out else "Success in training"
-    axes.set_title(title, loc="left", fontsize=13, color=_INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_FAINT)
-    axes.tick_params(colors="#57606a", labelsize=9)
-    axes.grid(color="#eaeef2", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    _frame(axes, "Success on held-out levels" if held_out else "Success in training", size=13)
     axes.set_xlabel("train step", color=_INK)
     axes.set_ylabel("episodes that succeed", color=_INK)
     axes.set_ylim(-0.02, 1.02)
@@ -108,3 +123,67 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
                   label=f"{name}\n{change}")  # fmt: skip
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, labelcolor=_INK, fontsize=11)
     return figure
+
+
+def training_panels(metrics: Rows) -> Figure | None:
+    """Plot each metric of `_PANELS` that has values, in a panel of its own; return None if none has values."""
+    curves = {key: curve for key in _PANELS if (curve := curve_of(metrics, key)).steps}
+    if not curves:
+        return None
+    columns = min(3, len(curves))
+    rows = math.ceil(len(curves) / columns)
+    figure = _figure(max(4, 3 * columns), 2.2 * rows + 0.4)
+    subplots = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    steps = max(len(curve.steps) for curve in curves.values())
+    window = 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1  # odd; 1 does not smooth
+    for number, (axes, (key, curve)) in enumerate(zip(subplots, curves.items(), strict=False)):
+        _frame(axes, _PANELS[key], size=11)
+        if window == 1:
+            axes.plot(*curve, color=_BLUE, linewidth=1.6, marker="o", markersize=4, clip_on=False, zorder=3)
+        else:
+            axes.plot(*curve, color=_BLUE, linewidth=0.8, alpha=0.3)
+            axes.plot(curve.steps, _means(curve.values, window), color=_BLUE, linewidth=1.8)
+        _scale(axes, curve.values, from_zero=key not in _WITHOUT_ZERO)
+        axes.tick_params(labelbottom=number + columns >= len(curves))
+    for axes in subplots[len(curves) :]:
+        axes.set_visible(False)
+    note = "" if window == 1 else f" (faint: each; strong: mean of {window})"
+    figure.supxlabel(f"train step{note}", fontsize=10, color=_INK)
+    return figure
+
+
+def _scale(axes: Axes, values: Sequence[float], *, from_zero: bool) -> None:
+    """Scale the y axis, and add a note if all values are zero or rounding errors."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    if max(-low, high) <= _NOISE:
+        axes.set_ylim(-1, 1)
+        axes.set_yticks([0])
+        note = "0 throughout" if low == high else f"below {_NOISE:g} throughout"
+        axes.text(0.5, 0.6, note, color=_INK, ha="center", fontsize=10, transform=axes.transAxes)
+        return
+    if from_zero:
+        axes.set_ylim(bottom=low * 1.08, top=high * 1.08)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def _means(values: Sequence[float], window: int) -> list[float]:
+    """Return the centred moving average over `window` values, or over fewer values near both ends."""
+    half = window // 2
+    return [float(np.mean(values[max(0, index - half) : index + half + 1])) for index in range(len(values))]
+
+
+def _figure(width: float, height: float) -> Figure:
+    """Return an empty figure of `width` by `height` inches."""
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    return Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
+
+
+def _frame(axes: Axes, title: str, *, size: int) -> None:
+    """Set the title of a plot, in a font of `size` points, and the style that all plots share."""
+    axes.set_title(title, loc="left", fontsize=size, color=_INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    axes.tick_params(colors="#57606a", labelsize=9)
+    axes.grid(color="#eaeef2", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -43,7 +43,7 @@ FILES = (METRICS, EVALUATIONS, SCHEDULE, SUMMARY, CONFIG)
 FOLDERS = {
     TRAJECTORIES: ("step-*.jsonl",),
     TIMELINE: ("step-*.json.gz",),
-    "plots": ("learning_curve.png",),
+    "plots": ("learning_curve.png", "training.png"),
     "tensorboard": ("events.out.tfevents.*",),
     "wandb": ("envkit-run-id", "run-*", "offline-run-*", "cache"),
     CHECKPOINTS: ("step-*", ".step-*"),
@@ -195,7 +195,7 @@ class RunRecord:
         replace(self.folder / SUMMARY, encoded(values, indented=True) + b"\n")
 
     def plots(self) -> None:
-        """Draw ``plots/learning_curve.png`` from the records written so far."""
+        """Draw ``plots/*.png`` from the records written so far."""
         from .plots import draw
 
         metrics, evaluations = read_rows(self.folder / METRICS), read_rows(self.folder / EVALUATIONS)

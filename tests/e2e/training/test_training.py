@@ -86,7 +86,7 @@ def test_a_run_writes_all_documented_files(unbroken: Path) -> None:
         assert 0.0 <= summary[key] <= 1.0
     assert [line["step"] for line in metrics(unbroken)] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in evaluations(unbroken)] == [0, 3, 6]
-    assert sorted(path.name for path in (unbroken / "plots").iterdir()) == ["learning_curve.png"]
+    assert sorted(path.name for path in (unbroken / "plots").iterdir()) == ["learning_curve.png", "training.png"]
     assert sorted(path.name for path in (unbroken / "checkpoints").iterdir()) == ["step-4", "step-6"]
     episode = json.loads((unbroken / "trajectories" / "step-3.jsonl").read_text().splitlines()[0])
     assert episode["options"]["split"] == "train"

@@ -35,17 +35,17 @@ def test_a_curve_leaves_out_what_is_missing_or_null_and_takes_the_later_of_two_r
     assert curve_of(rows, "kl") == Curve((1, 2), (1.0, 0.25))
 
 
-def test_a_run_gets_a_picture_wide_enough_to_read(tmp_path: Path) -> None:
+def test_a_run_gets_both_pictures_wide_enough_to_read(tmp_path: Path) -> None:
     record = RunRecord.create(tmp_path, "seed: 7", force=False)
     record.evaluation(0, {"eval_success": 0.1, "eval_greedy": 0.2})
     for step in range(1, 61):
-        record.step(step, {"success": step / 60, "return": -1.0})
+        record.step(step, {"success": step / 60, "return": -1.0, "entropy_nats": 1 / step, "tokens_per_s": 5000.0})
     record.evaluation(60, {"eval_success": 0.9, "eval_greedy": 0.95})
     record.plots()
     record.close()
 
-    assert names_in(tmp_path / "plots") == ["learning_curve.png"]
-    assert size_of_png(tmp_path / "plots/learning_curve.png")[0] >= 800
+    assert names_in(tmp_path / "plots") == ["learning_curve.png", "training.png"]
+    assert all(size_of_png(path)[0] >= 800 for path in (tmp_path / "plots").iterdir())
 
 
 def test_a_run_without_numbers_gets_no_picture(tmp_path: Path) -> None:
