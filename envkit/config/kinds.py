@@ -138,6 +138,7 @@ FAMILIES: Mapping[str, Family] = {
             for name, section in (
                 ("zero_variance", "ZeroVariance"),
                 ("success_band", "SuccessBand"),
+                ("top_variance", "TopVariance"),
             )
         },
     ),

@@ -270,3 +270,11 @@ class SuccessBandSection(FilterSection):
     """Lowest share."""
     high: Share = 0.9
     """Highest share."""
+
+
+class TopVarianceSection(FilterSection):
+    """Keeps the groups whose returns vary most, compared with the last 256 groups."""
+
+    kind: Literal["top_variance"] = "top_variance"
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of groups to keep."""

@@ -122,7 +122,7 @@ class TrainRolloutSection(RolloutSection):
     filters: list[SerializeAsAny[Annotated[FilterSection, ByKind("filters", may_be_name=True)]]] = Field(
         default_factory=list
     )
-    """Reject groups that teach nothing, which others then replace: zero_variance, success_band."""
+    """Reject groups that teach nothing, which others then replace: zero_variance, success_band, top_variance."""
     max_filtered: Annotated[float, Field(gt=0)] = 8.0
     """Rejected and void groups per group of a train step after which it is made with the groups that there are."""
 

@@ -27,6 +27,7 @@ from ..samples import trained_parts
 from . import staleness
 from .accounting import Fate, Ledger, fate_before_training
 from .cursor import Cursor
+from .filters import LearningFilter
 from .groups import GroupState
 from .in_flight import CountedPlayer
 from .pace import Batch, LagPolicy, Pace
@@ -78,9 +79,7 @@ class Continuous(Plan):
         self._kept = deque[bool](maxlen=32 * pace.groups_per_step)
         if state:
             self._cursor.restore(state)
-            kept = state.get("kept", [])  # older checkpoints do not have it
-            assert isinstance(kept, list), "state() wrote it"
-            self._kept.extend(map(bool, kept))
+            self._restore_filters(state)
         else:
             self._cursor.skip(version * pace.groups_per_step)
         self._buffer: list[GroupState] = []
@@ -175,7 +174,18 @@ class Continuous(Plan):
         return {
             **self._cursor.state(group.place for group in [*self._scheduler.groups.values(), *self._buffer]),
             "kept": [*self._kept],
+            "filters": [one.state() if isinstance(one, LearningFilter) else None for one in self.pace.filters],
         }
+
+    def _restore_filters(self, state: Mapping[str, JSON]) -> None:
+        """Continue with what the filters had learned at the checkpoint; older checkpoints do not have it."""
+        kept, filters = state.get("kept", []), state.get("filters", [])
+        assert isinstance(kept, list), "state() wrote it"
+        assert isinstance(filters, list), "state() wrote it"
+        self._kept.extend(map(bool, kept))
+        for one, learned in zip(self.pace.filters, filters, strict=False):
+            if isinstance(one, LearningFilter):
+                one.restore(learned)
 
     @property
     def schedule(self) -> dict[str, JSON]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import pvariance
+from typing import Protocol, runtime_checkable
 
-from envkit.types import Group
+from envkit.types import JSON, Group
 
 _SPREAD = 1e-6
 """Smallest difference of returns that counts, relative to their size; smaller ones are rounding errors."""
+
+_FIRST, _WINDOW = 20, 256
+"""Number of first groups that are not compared with others, and of last groups that a group is compared with."""
 
 
 class Filter(Protocol):
@@ -20,6 +25,15 @@ class Filter(Protocol):
     def keeps(self, group: Group) -> bool:
         """Return whether the group is trained on; its void episodes say nothing."""
         ...
+
+
+@runtime_checkable
+class LearningFilter(Filter, Protocol):
+    """A filter whose decisions depend on earlier groups, which checkpoints have in `state`."""
+
+    def state(self) -> JSON: ...
+
+    def restore(self, state: JSON) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,32 @@ class SuccessBand:
     def keeps(self, group: Group) -> bool:
         known = [one.outcome.success for one in group.trajectories if one.outcome.success is not None]
         return not known or self.low <= sum(known) / len(known) <= self.high
+
+
+@dataclass(slots=True)
+class TopVariance:
+    """Keeps the share of groups whose returns vary most, compared with the last groups (RAGEN); never one without any.
+
+    `share`, in (0, 1], is the share of groups to keep.
+    """
+
+    share: float
+    name: str = "top_variance"
+    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def keeps(self, group: Group) -> bool:
+        own = pvariance(returns_of(group) or [0.0])
+        self._seen.append(own)
+        if not ZeroVariance().keeps(group):
+            return False
+        return len(self._seen) <= _FIRST or sum(one >= own for one in self._seen) <= self.share * len(self._seen)
+
+    def state(self) -> JSON:
+        return [*self._seen]
+
+    def restore(self, state: JSON) -> None:
+        assert isinstance(state, list), "state() wrote it"
+        self._seen.extend(float(str(one)) for one in state)
 
 
 def returns_of(group: Group) -> list[float]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envkit.trainer_bridge.scheduler.filters import Filter, SuccessBand, ZeroVariance
+from envkit.trainer_bridge.scheduler.filters import Filter, SuccessBand, TopVariance, ZeroVariance
 from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
 from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost
 
@@ -17,7 +17,7 @@ from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost
 def random_pace(rng: random.Random) -> tuple[Pace, dict[str, Any]]:
     """Return a pace, and the other arguments of its `Simulation`."""
     ahead = rng.randint(0, 3)
-    filters: Sequence[Filter] = rng.choice([[], [], [ZeroVariance()], [SuccessBand(0.2, 0.8)]])
+    filters: Sequence[Filter] = rng.choice([[], [], [ZeroVariance()], [SuccessBand(0.2, 0.8)], [TopVariance(0.5)]])
     pace = Pace(
         steps=rng.randint(2, 5),
         groups_per_step=rng.randint(1, 5),

@@ -19,7 +19,7 @@ from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.scheduler.continuous import Continuous
 from envkit.trainer_bridge.scheduler.cursor import Cursor, shares
-from envkit.trainer_bridge.scheduler.filters import SuccessBand, ZeroVariance
+from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
 from envkit.trainer_bridge.scheduler.pace import Batch, LagPolicy, Pace
 from envkit.types import Completion, FinishReason, Group, SamplingParams, Task, floats, ints, stable_hash
 from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine
@@ -131,16 +131,21 @@ def test_a_run_killed_at_any_moment_trains_on_every_group_once(seed: int, tmp_pa
     assert trained == list(range(8 * pace.groups_per_step))
 
 
-def test_a_resumed_run_knows_which_share_of_groups_its_filters_keep(tmp_path: Path) -> None:
+def test_a_resumed_run_knows_what_its_filters_had_learned(tmp_path: Path) -> None:
     def part(steps: int) -> Simulation:
-        pace = Pace(steps=6, groups_per_step=8, group_size=2, ahead=1, max_lag=2, filters=[ZeroVariance()])
+        top = TopVariance(0.5)
+        pace = Pace(steps=6, groups_per_step=8, group_size=2, ahead=1, max_lag=2, filters=[SuccessBand(0, 1), top])
         return Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, steps=steps)
 
     cut = part(4).run()
     state = checkpoint.load_state(checkpoint.latest(tmp_path)).schedule
+    kept, filters = cut.scheduler.state()["kept"], cut.scheduler.state()["filters"]
+    assert len(state["filters"][1]) >= 4 * 8  # type: ignore[index, arg-type]
     assert False in state["kept"]  # type: ignore[operator]
-    assert part(6).scheduler.state()["kept"] == cut.scheduler.state()["kept"] == state["kept"]
-    older = {name: value for name, value in state.items() if name != "kept"}
+    resumed = part(6).scheduler
+    assert [resumed.state()[name] for name in ("kept", "filters")] == [state["kept"], state["filters"]]
+    assert (kept, filters) == (state["kept"], state["filters"])
+    older = {name: value for name, value in state.items() if name not in ("kept", "filters")}
     (path := checkpoint.latest(tmp_path) / "state.json").write_bytes(
         orjson.dumps({**orjson.loads(path.read_bytes()), "schedule": older})
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from envkit.trainer_bridge.scheduler.filters import SuccessBand, ZeroVariance
+import random
+
+from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
 from envkit.types import Group, Outcome, StopReason, Task, Trajectory
 
 TASK = Task("A-v0", 0)
@@ -34,3 +36,13 @@ def test_the_band_has_its_bounds_and_does_not_judge_groups_of_unknown_success() 
     keeps = SuccessBand(0.25, 0.75).keeps
     assert [keeps(group(0.0, 0.0, 0.0, 0.0, successes=count)) for count in range(5)] == [False, True, True, True, False]
     assert keeps(group(0.0, 0.0))
+
+
+def test_the_groups_with_the_largest_variance_are_kept_and_none_without() -> None:
+    top, rng = TopVariance(0.3), random.Random(0)
+    spreads = [rng.random() for _ in range(300)]
+    kept = [spread for spread in spreads if top.keeps(group(0.0, spread))][20:]
+    assert 0.2 < len(kept) / 280 < 0.4
+    assert min(kept) > 0.5
+    alike = TopVariance(0.3)  # ties: none is among the top 30 %
+    assert not any([alike.keeps(group(0.0, 1.0)) for _ in range(300)][20:])

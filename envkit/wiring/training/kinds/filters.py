@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envkit.config.parts import SuccessBandSection, ZeroVarianceSection
-from envkit.trainer_bridge.scheduler.filters import SuccessBand, ZeroVariance
+from envkit.config.parts import SuccessBandSection, TopVarianceSection, ZeroVarianceSection
+from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
 
 
 def open_zero_variance(section: ZeroVarianceSection) -> ZeroVariance:
@@ -12,3 +12,7 @@ def open_zero_variance(section: ZeroVarianceSection) -> ZeroVariance:
 
 def open_success_band(section: SuccessBandSection) -> SuccessBand:
     return SuccessBand(section.low, section.high)
+
+
+def open_top_variance(section: TopVarianceSection) -> TopVariance:
+    return TopVariance(section.share)
