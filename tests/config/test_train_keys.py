@@ -494,6 +494,7 @@ TRAIN: Mapping[str, How] = {
     "rollout.asynchronous": How(value=True, more=TWO_STEPS),
     "rollout.max_lag": How(2),
     "rollout.lag_policy": How("resume"),
+    "rollout.replay_schedule": How("/no/such/run"),
     "rollout.straggler": How(1.1, more={**LONG_ROOMS, "rollout.group_size": 8, **TWO_STEPS}),
     "rollout.filters": How(["zero_variance"], more=MANY),
     "rollout.max_filtered": How(0.25, more={"rollout.filters": [{"kind": "success_band", "low": 0.3, "high": 0.4}]}),

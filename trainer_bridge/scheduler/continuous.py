@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from ..rollout.episode import RolloutLimits
 from ..samples import trained_parts
 from . import staleness
 from .accounting import Fate, Ledger, fate_before_training
-from .cursor import Cursor
+from .cursor import Cursor, Schedule
 from .filters import LearningFilter
 from .groups import GroupState
 from .in_flight import CountedPlayer
@@ -46,6 +47,8 @@ class Continuous(Plan):
         version: Number of train steps that the run has made.
         state: What `state` returned when the checkpoint was saved; empty for a new run.
         counts: What `Ledger.counts` returned then.
+        replay: Schedule of another run. Its groups are played and taken in the same order, whatever `pace` says about
+            filters, extra members and replacements. None: the groups of the cursor.
 
     Attributes:
         ledger: Accounts for all attempts.
@@ -65,7 +68,10 @@ class Continuous(Plan):
         version: int = 0,
         state: Mapping[str, JSON] | None = None,
         counts: Mapping[str, int] | None = None,
+        replay: Schedule | None = None,
     ) -> None:
+        if replay is not None:
+            pace = dataclasses.replace(pace, filters=(), max_filtered=math.inf, group_extra=0, straggler=None)
         self.version = version
         races = pace.ahead or pace.group_extra or pace.straggler or pace.filters
         self.in_lockstep = player.repeats and not races
@@ -82,6 +88,10 @@ class Continuous(Plan):
             self._restore_filters(state)
         else:
             self._cursor.skip(version * pace.groups_per_step)
+        self._replay = replay
+        self._logged = deque(
+            group for step, row in sorted((replay or {}).items()) if step > version for group in row.items()
+        )
         self._buffer: list[GroupState] = []
         self._training: list[GroupState] = []
         self._void: list[Trajectory] = []
@@ -225,7 +235,14 @@ class Continuous(Plan):
         pace = self.pace
         if self._is_paused or not (self._is_wanted or pace.ahead):
             return None
-        if (place := self._cursor.next(self._room())) is None:
+        members: Sequence[int] = range(pace.group_size + pace.group_extra)
+        if self._replay is None:
+            place = self._cursor.next(self._room())
+        elif self._logged and sum(self._room()) > 0:
+            place, members = self._logged.popleft()
+        else:
+            place = None
+        if place is None:
             return None
         try:
             task = self._task(place.env, place.index)
@@ -246,9 +263,9 @@ class Continuous(Plan):
                 group=name,
                 index=place.number,
             )
-            for member in range(pace.group_size + pace.group_extra)
+            for member in members
         )
-        return GroupState(place, requests, pace.group_size, pace.least)
+        return GroupState(place, requests, min(pace.group_size, len(requests)), pace.least)
 
     def asked(self, request: RolloutRequest) -> None:
         self.ledger.ask(request.session)
@@ -326,6 +343,10 @@ class Continuous(Plan):
     def _next_batch(self) -> list[GroupState] | None:
         """Return the groups of the batch that may be taken now; None if it must wait."""
         pace, quota = self.pace, self._quota(self.version)
+        if self._replay is not None:
+            wanted = {place.number for place in self._replay[self.version + 1]}
+            waiting = {*self._scheduler.groups, *(place.number for place, _ in self._logged)}
+            return None if wanted & waiting else [group for group in self._buffer if group.place.number in wanted]
         if not pace.refills:
             return [*self._buffer] if len(self._buffer) >= sum(quota) else None
         if len(self._buffer) < sum(quota) and not self._is_at_cap:

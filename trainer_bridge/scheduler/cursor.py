@@ -1,10 +1,14 @@
-"""The places of groups in a run: the cursor numbers them, and deals them to the environments of a mixture."""
+"""The places of groups in a run: the cursor numbers them, and deals them to the environments of a mixture.
+
+A `Schedule` has those that a run trained on, so that another run can repeat them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
+from typing import TypeAlias
 
 from envkit.errors import UsageError
 from envkit.types import JSON
@@ -25,6 +29,10 @@ class Place:
     env: int
     index: int
     round: int = 0
+
+
+Schedule: TypeAlias = Mapping[int, Mapping[Place, tuple[int, ...]]]
+"""The groups of each train step, by its number: their places, and the indices of the members that were trained on."""
 
 
 class Cursor:
@@ -119,3 +127,20 @@ def shares(weights: Sequence[float], total: int) -> list[int]:
     for env in by_remainder[: total - sum(whole)]:
         whole[env] += 1
     return whole
+
+
+def read_schedule(rows: Sequence[Mapping[str, JSON]]) -> Schedule:
+    """Return the schedule in the rows of ``schedule.jsonl``.
+
+    Raises:
+        UsageError: A row is damaged.
+    """
+    found: dict[int, Mapping[Place, tuple[int, ...]]] = {}
+    for row in rows:
+        try:
+            groups: list[tuple[int, int, int, list[int]]] = row["groups"]  # type: ignore[assignment]
+            step: int = row["step"]  # type: ignore[assignment]
+            found[step] = {Place(*place): tuple(members) for *place, members in groups}
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the schedule has a damaged row: {row}") from error
+    return found

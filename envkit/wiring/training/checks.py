@@ -44,6 +44,7 @@ from envkit.wiring.training.resolve import (
     keys_of,
     lag_of,
     policy_kind,
+    replay_of,
 )
 
 _HIGHEST_RATE = 1e-4
@@ -314,6 +315,13 @@ def _check_rollout(run: RunConfig) -> None:
         problems.append("rollout.max_lag: no token is old while rollout.ahead is 0; leave it out, or set ahead")
     if not ahead and policy is not LagPolicy.WAIT:
         problems.append("rollout.lag_policy: no token is old while rollout.ahead is 0; leave it out, or set ahead")
+    try:
+        schedule = replay_of(run)
+        if schedule is not None and run.trainer.steps > (last := max(schedule, default=0)):
+            reason = f"{section.replay_schedule} has the groups of {last} train steps"
+            problems.append(f"rollout.replay_schedule: {reason}; set trainer.steps to at most {last}")
+    except UsageError as error:
+        problems.append(error.detail)
     if problems:
         raise ConfigError(problems)
 

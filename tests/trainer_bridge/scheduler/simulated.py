@@ -25,6 +25,7 @@ from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.scheduler.continuous import Continuous
+from envkit.trainer_bridge.scheduler.cursor import Schedule
 from envkit.trainer_bridge.scheduler.pace import Batch, Pace
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
@@ -132,6 +133,7 @@ class Simulation:
         weights: Weight of each environment.
         repeats: Whether the engine repeats its completions, so that at `ahead` 0 episodes play in lockstep.
         cut_s: Seconds of virtual time after which the run is killed: nothing more is saved.
+        replay: The schedule of another run.
         limits: Of an episode.
     """
 
@@ -148,6 +150,7 @@ class Simulation:
         weights: Sequence[float] = (1.0,),
         repeats: bool = False,
         cut_s: float = math.inf,
+        replay: Schedule | None = None,
         **limits: Any,
     ) -> None:
         self.host, self.cut_s, self.notes = host, cut_s, Notes()
@@ -172,6 +175,7 @@ class Simulation:
             version=state.step,
             state=state.schedule,
             counts=state.accounting,
+            replay=replay,
         )
         self.diagnostics = Diagnostics(
             DiagnosticSettings(stop_on=frozenset()), rows=[{"step": number + 1} for number in range(state.step)]
