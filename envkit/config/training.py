@@ -122,6 +122,10 @@ class TrainRolloutSection(RolloutSection):
     replay_schedule: UserPath | None = None
     """Folder of another run, whose train steps train on the same groups in the same order, with the same members: for
     finding out why a run with ahead went wrong. Its tokens may differ. null: none."""
+    on_hang: Literal["void", "fail"] = "void"
+    """What becomes of an episode whose step takes longer than step_timeout_s. void: it is played again; see `retries`.
+    fail: its actions are played again in two fresh environments; if both hang at the same step while others go on, it
+    has failed with the rewards so far, so that the policy learns to avoid the action. Otherwise, it is void."""
     filters: list[SerializeAsAny[Annotated[FilterSection, ByKind("filters", may_be_name=True)]]] = Field(
         default_factory=list
     )

@@ -28,6 +28,8 @@ class StopReason(StrEnum):
     a content filter."""
     PLAYER_TIMEOUT = "player_timeout"
     """The player's turns together, with its waits for an engine, took longer than the caller's limit."""
+    HUNG = "hung"
+    """The last action made the environment hang, and did so again in two fresh environments; the episode failed."""
     TIMEOUT = "timeout"
     """A reset, a step or the whole episode exceeded the caller's timeout; the episode is void."""
     ENV_ERROR = "env_error"
@@ -58,6 +60,7 @@ _MEASURES_THE_POLICY = (
     StopReason.CONTEXT_OVERFLOW,
     StopReason.REFUSED,
     StopReason.PLAYER_TIMEOUT,
+    StopReason.HUNG,
 )
 
 

@@ -81,7 +81,7 @@ class Doors(AsyncEnv):
     async def step(self, action: str) -> Step:
         if self._options.get("is_broken"):
             raise RuntimeError("broken")
-        await _take(1.0)
+        await _take(1000.0 if self._options.get("hangs") and self._seed % 2 else 1.0)
         is_right, self._room = action == f"<answer>{self._right}</answer>", self._room + 1
         ended = self._room == self._options["rooms"] or (is_right and bool(self._options.get("is_uneven")))
         info: Info = {"success": is_right, "action_is_valid": "answer" in action}
@@ -495,6 +495,7 @@ TRAIN: Mapping[str, How] = {
     "rollout.max_lag": How(2),
     "rollout.lag_policy": How("resume"),
     "rollout.replay_schedule": How("/no/such/run"),
+    "rollout.on_hang": How("fail", more={"env.options": {"hangs": True}}),
     "rollout.straggler": How(1.1, more={**LONG_ROOMS, "rollout.group_size": 8, **TWO_STEPS}),
     "rollout.filters": How(["zero_variance"], more=MANY),
     "rollout.max_filtered": How(0.25, more={"rollout.filters": [{"kind": "success_band", "low": 0.3, "high": 0.4}]}),

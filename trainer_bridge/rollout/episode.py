@@ -330,6 +330,11 @@ class RunningEpisode:
     grade_s: float = 0.0
     failure: Outcome | None = None
 
+    @property
+    def steps(self) -> int:
+        """Number of steps that the environment has answered."""
+        return sum(turn.step is not None for turn in self.turns)
+
     def waits(self, doing: Phase) -> float:
         """Enter what the episode waits for from now on, and return the time."""
         self.doing, self.since_s = doing, clock.now()

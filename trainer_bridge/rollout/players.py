@@ -142,13 +142,14 @@ class ScriptedPlayer(Player):
     """
 
     scripts: Sequence[Sequence[str]]
+    stop: StopReason = StopReason.MAX_TURNS
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         left = iter(self.scripts[request.index])
 
         def choose(observation: Observation) -> str:
             if (action := next(left, None)) is None:
-                raise PlayerStoppedError(StopReason.MAX_TURNS)
+                raise PlayerStoppedError(self.stop)
             return action
 
         return Chooser(choose)

@@ -80,7 +80,9 @@ class Continuous(Plan):
         self.ledger = Ledger(counts)
         self.problems: list[str] = []
         self._player = CountedPlayer(player, self.ledger)
-        self._scheduler = Scheduler(host, self._player, limits, num_envs, self, straggler=pace.straggler)
+        self._scheduler = Scheduler(
+            host, self._player, limits, num_envs, self, straggler=pace.straggler, fails_hangs=pace.fails_hangs
+        )
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
         self._kept = deque[bool](maxlen=32 * pace.groups_per_step)
         if state:

@@ -54,6 +54,7 @@ class Pace:
     max_lag: int = 0
     lag_policy: LagPolicy = LagPolicy.WAIT
     straggler: float | None = None
+    fails_hangs: bool = False
     filters: Sequence[Filter] = ()
     max_filtered: float = 8.0
     temperature: float = 1.0

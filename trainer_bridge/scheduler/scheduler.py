@@ -7,7 +7,7 @@ neither the engine nor a place among the episodes that act.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from statistics import median
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from envkit.types import RolloutRequest, StopReason, Trajectory
 from ..rollout.episode import RolloutLimits, play
 from ..rollout.gates import Lockstep, OpenGate
 from .groups import GroupState
+from .hangs import hangs_again, hung_in_step
 from .in_flight import InFlight
 
 _DURATIONS, _LEAST_DURATIONS = 200, 20
@@ -68,6 +69,8 @@ class Scheduler:
             being graded do not count.
         straggler: An episode is replaced after this many times the median duration of its environment's episodes, once
             half of its group has ended: another one starts, and the first to end counts. None: never.
+        fails_hangs: Whether an episode fails, and is not void, if its action makes the environment hang, and does so
+            again in fresh places while other episodes of the environment go on.
 
     Attributes:
         groups: The groups that are open, by number.
@@ -83,6 +86,7 @@ class Scheduler:
         plan: Plan,
         *,
         straggler: float | None = None,
+        fails_hangs: bool = False,
     ) -> None:
         self._host = host
         self._player = player
@@ -90,6 +94,8 @@ class Scheduler:
         self._num_envs = num_envs
         self._plan = plan
         self._straggler = straggler
+        self._fails_hangs = fails_hangs
+        self._steps: Counter[str] = Counter()
         self._durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_DURATIONS))
         self._tasks: TaskGroup
         self._acting = 0
@@ -145,14 +151,13 @@ class Scheduler:
     def _start(self, tasks: TaskGroup) -> None:
         """Start as many episodes as there are places, or the next wave."""
         host, limits = self._host, self._limits
-        places = max(1, min(self._num_envs, host.capacity))  # read each time, because a fleet may have shrunk
         if not self._plan.in_lockstep:
-            while self._acting < places and (found := self._next()) is not None:
+            while self._acting < self._places and (found := self._next()) is not None:
                 self._begin(tasks, *found, OpenGate())
             return
         if self._acting:
             return
-        wave = [found for _ in range(places) if (found := self._next()) is not None]
+        wave = [found for _ in range(self._places) if (found := self._next()) is not None]
         # An episode with a slot arrives within the time that a reset and a step may take.
         timeout_s = limits.step_timeout_s + (limits.reset_timeout_s or limits.step_timeout_s)
         gate = Lockstep(len(wave), timeout_s=timeout_s, queued=lambda: host.queued)
@@ -179,12 +184,16 @@ class Scheduler:
             trajectory = await play(
                 self._host, self._player, self._limits, request, gate, on_played=self._played, running=flight
             )
+            if self._fails_hangs and hung_in_step(trajectory) and await self._hangs(trajectory):
+                flight.stop, flight.failure = StopReason.HUNG, None
+                trajectory = flight.trajectory()
         flight.ended.set()
         if flight.scope.cancelled_caught or (flight.verdict is not None and trajectory.is_void):
             trajectory = flight.aborted()
         del group.playing[request.key], self.in_flight[request.session]
         if trajectory.start is not None:
             self._durations[request.task.env_id].append(clock.now() - flight.began_s)
+            self._steps[request.task.env_id] += flight.steps
         self._plan.ended(trajectory, is_needed=flight.verdict is None)
         if flight.verdict is None:
             again = group.end(request, trajectory, flight.version, self._limits.retries)
@@ -193,6 +202,29 @@ class Scheduler:
             elif group.is_complete:
                 self._complete(group)
         self.wake()
+
+    async def _hangs(self, trajectory: Trajectory) -> bool:
+        """Return whether an episode hangs again, in a place of its own, while others of its environment go on."""
+        while self._acting >= self._places:
+            changed = self._changed
+            await changed.wait()
+        self._acting += 1
+        try:
+            before = self._steps_in(trajectory.task.env_id)
+            is_alike = await hangs_again(trajectory, self._host, self._limits)
+            return is_alike and self._steps_in(trajectory.task.env_id) > before
+        finally:
+            self._played()
+
+    def _steps_in(self, env_id: str) -> int:
+        """Return the number of steps that episodes of an environment have made."""
+        playing = (one for one in self.in_flight.values() if one.request.task.env_id == env_id)
+        return self._steps[env_id] + sum(one.steps for one in playing)
+
+    @property
+    def _places(self) -> int:
+        """Number of episodes that may act at once. A fleet may shrink."""
+        return max(1, min(self._num_envs, self._host.capacity))
 
     async def _replace_stragglers(self, factor: float) -> None:
         """Look for stragglers every second. A replacement is one more member of the group."""

@@ -330,6 +330,8 @@ def _check_agent(run: RunConfig) -> None:
     if run.agent is None:
         return
     problems = check_agent(run.agent, run.renderer)
+    if run.rollout.on_hang == "fail":
+        problems.append("rollout.on_hang: the actions of an agent cannot be played again; use void")
     if run.engine.model is None:
         problems.append("agent: an agent calls a model with a chat template; name one with engine.model")
     if run.envs[0].url is not None and run.agent.command and run.agent.place == "sandbox":

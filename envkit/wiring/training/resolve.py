@@ -285,6 +285,7 @@ def pace_of(run: RunConfig) -> Pace:
         max_lag=filled(section.max_lag),
         lag_policy=LagPolicy(filled(section.lag_policy)),
         straggler=section.straggler,
+        fails_hangs=section.on_hang == "fail",
         filters=[kinds.find("filters", one.kind).open(one) for one in section.filters],
         max_filtered=section.max_filtered,
         temperature=section.temperature,
