@@ -282,12 +282,12 @@ def _refuse_other_config(path: Path, new_yaml: str, complete: Callable[[str], st
     `trainer.steps` may be larger, and the keys of the server in `env` and of the servers of the engine may change.
     """
     try:
-        old = dict(_leaves(yaml.safe_load(complete(path.read_text(encoding="utf-8")))))
+        old = dict(leaves(yaml.safe_load(complete(path.read_text(encoding="utf-8")))))
     except ConfigError as error:
         raise UsageError(f"{path}: change these keys in it, or start over with --force:\n{error}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UsageError(f"{path}: damaged; repair it, or start over with --force") from None
-    new = dict(_leaves(yaml.safe_load(new_yaml)))
+    new = dict(leaves(yaml.safe_load(new_yaml)))
     for key in [*new, *(key for key in old if key not in new)]:
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
         grows = key == _MAY_GROW and isinstance(before, int) and isinstance(after, int) and after > before
@@ -298,15 +298,15 @@ def _refuse_other_config(path: Path, new_yaml: str, complete: Callable[[str], st
             raise UsageError(f"{key}: {difference}; use the old value, or --force to start over")
 
 
-def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of each leaf of nested mappings, and of the sections in a list `env`."""
-    if prefix == "env" and isinstance(tree, list):
-        tree = {str(index): section for index, section in enumerate(tree)}
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, tree
+def leaves(tree: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the dotted key and the value of each leaf of nested mappings, also of those in lists."""
+    if isinstance(tree, list) and any(isinstance(one, Mapping) for one in tree):
+        tree = dict(enumerate(tree))
+    if not isinstance(tree, Mapping):
+        yield key, tree
+        return
+    for name, inner in tree.items():
+        yield from leaves(inner, f"{key}.{name}" if key else str(name))
 
 
 def _shown(value: object) -> str:
