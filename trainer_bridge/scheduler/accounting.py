@@ -19,8 +19,6 @@ _NAMED = 5
 """Maximum number of episodes that an error names."""
 _KIND = 40
 """Maximum characters of the kind of an action."""
-_RENAMED = {"begun": "asked", "tokens_masked": "tokens_masked_lag"}
-"""Names of counts in older checkpoints."""
 
 
 class Fate(StrEnum):
@@ -80,7 +78,6 @@ class Ledger:
         self._received: Counter[str] = Counter()
         self._wrong: list[str] = []
         for name, count in (counts or {}).items():
-            name = _RENAMED.get(name, name)
             kind, into = name.removeprefix("tokens_"), self._tokens if name.startswith("tokens_") else self._attempts
             into[Fate.ABORTED.value if kind in {*Stage} else kind] += count
 
