@@ -54,7 +54,10 @@ class GroupState:
         if version is not None:
             self.versions[request.member] = version
         if trajectory.is_void and request.attempt < retries:
-            return next_attempt(request, trajectory.outcome.stop)
+            attempt, seed = request.attempt + 1, request.seed
+            if trajectory.outcome.stop in (StopReason.TIMEOUT, StopReason.NO_COMPLETION):
+                seed = stable_hash(seed, "attempt", attempt)  # an action that hangs is not simply repeated
+            return replace(request, attempt=attempt, seed=seed)
         return None
 
     @property
@@ -91,14 +94,3 @@ class GroupState:
         valid = self.valid
         chosen = valid if len(valid) >= self.size else [one for _, one in sorted(self.last.items())]
         return Group(self.task, tuple(chosen))
-
-
-def next_attempt(request: RolloutRequest, stop: StopReason) -> RolloutRequest:
-    """Return the next attempt at a request whose last attempt was void and ended with `stop`.
-
-    It has another seed if a deadline was missed, so that an action that hangs the environment is not simply repeated.
-    """
-    attempt, seed = request.attempt + 1, request.seed
-    if stop in (StopReason.TIMEOUT, StopReason.NO_COMPLETION):
-        seed = stable_hash(seed, "attempt", attempt)
-    return replace(request, attempt=attempt, seed=seed)
