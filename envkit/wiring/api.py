@@ -218,7 +218,7 @@ def rescore(
     """
     from envkit.trainer_bridge.evaluation import rescore as rescoring
     from envkit.trainer_bridge.evaluation.recordings import open_recording
-    from envkit.wiring.environments import find, open_resources, refuse_foreign, slots
+    from envkit.wiring.environments import open_resources, refuse_foreign, slots
 
     display, chosen = StreamDisplay(sys.stderr), options or {}
     path, recorded = open_recording(run, display.announce, step=step)
