@@ -20,12 +20,13 @@ import msgspec
 
 from envkit import clock
 
-from . import openai_chat, responses
+from . import openai_chat
 from .anthropic_messages import DIALECT as MESSAGES
 from .connection import ClientGoneError, Connection, HttpError, Message, Receive, Send
 from .dialect import Answer, Body, Dialect, refused
 from .messages import CallRefusedError, EpisodeCalls, RefusalKind
 from .open_calls import Attempt, OpenCall, OpenCalls
+from .responses import ResponseStore
 
 KEEP_ALIVE_S = 5.0
 """Seconds without data after which a waiting stream gets a keep-alive."""
@@ -39,7 +40,6 @@ _STATUS: Mapping[RefusalKind, tuple[int, str]] = {
     "aborted": (503, "aborted"),
     "request": (400, "invalid_request"),
 }
-_DIALECTS = {"chat/completions": openai_chat.DIALECT, "responses": responses.DIALECT, "messages": MESSAGES}
 _PROBES = frozenset(("", "api/hello"))
 _MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "envkit"}]}
 
@@ -49,6 +49,8 @@ class _Episode:
         self.calls = calls
         self.open_calls = OpenCalls()
         self.has_ended = False
+        responses = ResponseStore().dialect
+        self.dialects = {"chat/completions": openai_chat.DIALECT, "responses": responses, "messages": MESSAGES}
 
 
 class AgentProxy:
@@ -135,14 +137,14 @@ class AgentProxy:
             case "POST", "messages/count_tokens":
                 request = MESSAGES.read(_json(await connection.body()))
                 await connection.respond(200, {"input_tokens": episode.calls.count(request)})
-            case "POST", _ if route in _DIALECTS:
+            case "POST", _ if route in episode.dialects:
                 await self._answer(episode, route, connection, await connection.body())
             case method, _:
                 raise HttpError(404, "not_found", f"no route for {method} {route}")
 
     async def _answer(self, episode: _Episode, route: str, connection: Connection, content: bytes) -> None:
         """Answer a request to the policy with a new call, or with that of an earlier request that this one repeats."""
-        dialect, body = _DIALECTS[route], _json(content)
+        dialect, body = episode.dialects[route], _json(content)
         request, attempt = dialect.read(body), _attempt(connection.headers, route, content)
         call = episode.open_calls.find(attempt)
         is_new = call is None

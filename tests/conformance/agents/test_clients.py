@@ -103,7 +103,7 @@ def test_openai_goes_on_from_a_response(own: OwnProxy, of_openai: OpenAI, stream
             response = client.responses.create(input="hi", **asked)
         assert (response.output_text, json.loads(response.output[-1].arguments)) == ("I look.", {"command": "ls ä"})
         output: Any = {"type": "function_call_output", "call_id": response.output[-1].call_id, "output": "x"}
-        client.responses.create(input=[{"role": "user", "content": "hi"}, *response.output, output], **asked)
+        client.responses.create(input=[output], previous_response_id=response.id, **asked)
     agent.trains(ROWS)
 
 

@@ -297,12 +297,41 @@ def test_an_answer_that_begins_with_a_tool_call_or_thoughts_cannot_be_continued(
         assert agent.ask(A, last, route=MESSAGES).status == 400
 
 
+# --- Responses that are stored ---------------------------------------------------------------------------------------
+
+
+def test_previous_response_id_carries_messages_but_not_instructions(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two", "three") as agent:
+        first = agent.ask(A, route=RESPONSES, instructions="Be kind.")
+        agent.ask(B, route=RESPONSES, instructions="Be kind.", previous_response_id=first.id)
+        agent.ask(C, route=RESPONSES, previous_response_id=first.id)
+    agent.trains("S:Be kind.| U:a?| A:[one|] U:b?| A:[two|]", "U:a?| A:one| U:c?| A:[three|]")
+
+
+def test_item_references_are_resolved(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two") as agent:
+        (item,) = agent.ask(A, route=RESPONSES).json["output"]
+        agent.ask(A, {"type": "item_reference", "id": item["id"]}, B, route=RESPONSES)
+    agent.trains("U:a?| A:[one|] U:b?| A:[two|]")
+
+
 def test_encrypted_reasoning_in_the_history_is_accepted(proxy: AnyProxy) -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
     with proxy.episode("one", "two") as agent:
         items = agent.ask(A, route=RESPONSES, store=False, include=["reasoning.encrypted_content"]).json["output"]
         agent.ask(A, thought, *items, B, route=RESPONSES, store=False)
     agent.trains("U:a?| A:[one|] U:b?| A:[two|]")
+
+
+def test_an_unknown_response_id_is_refused_with_an_error_that_names_it(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two") as agent:
+        unstored = agent.ask(A, route=RESPONSES, store=False)
+        for name in (unstored.id, "resp_x"):
+            refused = agent.begin(B, route=RESPONSES, previous_response_id=name)
+            assert (refused.status in (400, 404), f"{name!r}" in refused.error["message"]) == (True, True)
+        refused = agent.begin({"type": "item_reference", "id": "msg_x"}, route=RESPONSES)
+        assert (refused.status in (400, 404), "'msg_x'" in refused.error["message"]) == (True, True)
+    agent.trains("U:a?| A:[one|]")
 
 
 # --- Any agent -------------------------------------------------------------------------------------------------------
