@@ -64,7 +64,6 @@ class Imitation:
 
     Attributes:
         open: Opens the source of its samples.
-        trainer: The trainer of the loop.
         greedy: Plays validation tasks greedily, after a push, and returns the success rate; None for no checks.
         goal: Success rate at which the phase ends early.
     """
@@ -77,13 +76,10 @@ class Imitation:
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """Length, sizes and intervals of a run.
+    """Length, sizes and intervals in train steps.
 
     Attributes:
         steps: Number of train steps in the whole run, including those before a resume.
-        evaluate_every: Train steps between two evaluations.
-        checkpoint_every: Train steps between two checkpoints.
-        keep_checkpoints: Number of most recent checkpoints to keep.
         trajectories_every: Train steps between two trajectory files; 0 writes none.
         trajectories: Number of episodes per trajectory file.
     """
@@ -100,14 +96,7 @@ class TrainLoop:
     """Runs the train steps of a run, starting after `state.step`.
 
     Args:
-        scheduler: Plays the episodes.
         decode: Converts tokens to text, for recorded episodes.
-        trainer: Updates the weights.
-        channel: Brings the new weights to the engine.
-        evaluator: Measures success on held-out levels.
-        record: Records the results.
-        checkpoints: Folder of the checkpoints.
-        settings: Length, sizes and intervals.
         state: Progress of the run; modified in place.
         elapsed_s: Returns how many seconds the run has taken so far, including the parts before a resume.
         stop: Shows the user what work must finish first when the run is being stopped.
@@ -440,6 +429,5 @@ class TrainLoop:
 
 
 def _is_known(evaluated: Mapping[str, JSON]) -> bool:
-    """Whether the episodes of an evaluation report success."""
     success = evaluated.get("eval_success")
     return isinstance(success, float) and not math.isnan(success)

@@ -115,7 +115,6 @@ def _rows_of_calls(turns: Sequence[Turn]) -> tuple[list[int], list[list[_Call]]]
 
 
 def _first(completion: Completion, count: int) -> Completion:
-    """Return the first tokens of a completion."""
     if count == len(completion.token_ids):
         return completion
     versions, left = [], count

@@ -60,12 +60,7 @@ def schedule_metrics(
 ) -> dict[str, float]:
     """Return what became of the attempts since the train step before, and how old the tokens of the batch are.
 
-    Args:
-        batch: The batch.
-        samples: Its samples.
-        before: `Ledger.counts` after the train step before.
-        after: The same after this one.
-        updates: Number of updates of the train step.
+    `before` and `after` are `Ledger.counts` after the train step before and after this one, which had `updates`.
     """
     levels = {stage.value for stage in Stage}
     counts = {
@@ -94,9 +89,7 @@ def schedule_metrics(
 def waiting_metrics(batch: Batch, seconds: float) -> dict[str, float]:
     """Return how long the attempts of a batch waited for each part together, and who was busy.
 
-    Args:
-        batch: The batch.
-        seconds: Duration of the train step, with the wait for the batch.
+    The train step took `seconds`, with the wait for the batch.
     """
     turns = [turn for one in batch.attempts for turn in one.turns]
     return {

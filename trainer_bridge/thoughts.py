@@ -8,11 +8,8 @@ THINK, END_THINK = "<think>", "</think>"
 def without_thoughts(text: str, *, is_thinking: bool = False) -> str:
     """Return a completion without its ``<think>...</think>`` blocks and the whitespace after them.
 
-    If a block is not closed, the completion was cut off before its answer, and the result is empty.
-
-    Args:
-        text: The completion.
-        is_thinking: Whether the prompt ends with an open ``<think>``, so that the completion starts inside a block.
+    If a block is not closed, the completion was cut off before its answer, and the result is empty. `is_thinking` is
+    whether the prompt ends with an open ``<think>``, so that the completion starts inside a block.
     """
     if is_thinking and END_THINK not in text:
         return ""

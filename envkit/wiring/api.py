@@ -167,7 +167,7 @@ def evaluate(
         _write(Path(dialogues), None)
     folder: EvaluationFolder | None = None
     if output is not None:
-        from envkit.trainer_bridge.evaluation.report import EvaluationFolder  # needs matplotlib
+        from envkit.trainer_bridge.evaluation.report import EvaluationFolder
 
         folder = output if isinstance(output, EvaluationFolder) else EvaluationFolder(Path(output), force=force)
     succeeded: list[EpisodeRecord] = []

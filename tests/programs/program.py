@@ -138,9 +138,7 @@ def _read_number(line: socket.socket) -> int:
 def _can_fork(words: Sequence[str], variables: Mapping[str, str]) -> bool:
     if words[0] != SCRIPT and not (words[0] == sys.executable and (words[1] == "-c" or words[1:3] == ["-m", "envkit"])):
         return False
-    first = {Path(one) for one in variables.get("PYTHONPATH", "").split(os.pathsep)} - {Path(one) for one in sys.path}
-    stands_in = any((folder / "matplotlib").exists() for folder in first)  # for what the server has imported
-    return _ADDRESS in os.environ and not stands_in and _fixed(variables) == _started_with
+    return _ADDRESS in os.environ and _fixed(variables) == _started_with
 
 
 def _fixed(variables: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.runs.display import SilentDisplay
+from envkit.trainer_bridge.evaluation.evaluator import Evaluator
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import RolloutResult
@@ -52,10 +53,11 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_beside_the_newest(tmp_pat
     part = Part(tmp_path)
     successes = {0: 0.3, 2: 0.9, 4: 0.5, 6: 0.6}
 
-    async def evaluate(display: object, step: int, engine: object = None) -> dict[str, float]:
-        return {"eval_success": successes[step]}
+    class Scripted(Evaluator):
+        async def run(self, display: object, step: int, engine: object = None) -> dict[str, float]:
+            return {"eval_success": successes[step]}
 
-    part.loop._evaluator.run = evaluate  # type: ignore[method-assign]
+    part.loop._evaluator = Scripted(part.loop._evaluator.rollout, [], temperature=1.0, seed=0)
     part.run()
     assert checkpoints(tmp_path) == ["step-2", "step-3", "step-6"]
     state = checkpoint.load_state(checkpoint.latest(tmp_path))

@@ -24,7 +24,6 @@ class HttpError(Exception):
     """A request that gets an error.
 
     Attributes:
-        status: HTTP status of the response.
         code: The error in one word, for programs.
     """
 

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from envkit.errors import UsageError
 from envkit.types import JSON, Completion, FinishReason, ToolSchema
 
 from ..render.chat import ChatRenderer
-from .messages import AgentToolCall, ChatMessage, ModelRequest, Reply
+from .messages import AgentToolCall, CallRefusedError, ChatMessage, ModelRequest, Reply
 
 UNREAD = -1
 """The client received nothing of an answer."""
@@ -32,9 +33,6 @@ class Call:
     """A call of the agent that was answered.
 
     Attributes:
-        prompt: What it was asked.
-        completion: What the policy sampled.
-        reply: What the client gets.
         read: Number of characters of the reply's content that the client received, or `UNREAD`; None means all.
         number: Number of its turn in the episode; None until it is recorded.
         is_continued: Whether another call continues its sample.
@@ -62,7 +60,6 @@ class CallPrompt:
     """The prompt of a call.
 
     Attributes:
-        request: What the client sent.
         new_ids: The whole prompt, or its tokens after those of `parent`.
         parent: The call that it continues; None if it starts a sample.
         keeps: Number of the parent's completion tokens in the prompt.
@@ -91,11 +88,7 @@ class CallPrompt:
 
 @dataclass(slots=True)
 class Conversation:
-    """All calls of one episode.
-
-    Attributes:
-        renderer: Renders the chats with the model's chat template.
-    """
+    """All calls of one episode."""
 
     renderer: ChatRenderer
     _calls: dict[bytes, list[Call]] = field(default_factory=dict)
@@ -104,8 +97,14 @@ class Conversation:
         """Return the prompt for a request.
 
         Raises:
-            UsageError: The chat template rejects the messages.
+            CallRefusedError: The chat template rejects the messages.
         """
+        try:
+            return self._prompt(request)
+        except UsageError as error:
+            raise CallRefusedError("request", str(error)) from error
+
+    def _prompt(self, request: ModelRequest) -> CallPrompt:
         renderer, messages = self.renderer.for_tools(request.tools), request.messages
         keys = [*_keys(request.tools, messages)]
         for at in range(len(messages) - 1, -1, -1):

@@ -148,14 +148,9 @@ class Chat:
         max_tokens: int | None,
         **fields: Any,
     ) -> ModelRequest:
-        """Return the request with these messages.
+        """Return the request with these messages. Of `body`, only the fields of `kind` have an effect.
 
-        Args:
-            body: The body that was read as `kind`. Its other fields have no effect.
-            kind: The fields that have an effect.
-            functions: Type and function of each tool; None for a tool that only the provider of the API can run.
-            max_tokens: Maximum number of tokens.
-            fields: Further fields of `ModelRequest`.
+        `functions` are the type and function of each tool; None for a tool that only the provider of the API can run.
 
         Raises:
             CallRefusedError: A function has no name.

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
-from envkit import clock
-from envkit.errors import DeadlineError, PlayerStoppedError, SandboxLostError, UsageError
+from envkit.errors import PlayerStoppedError, SandboxLostError
 from envkit.protocols import Engine, Episode, EpisodePlayer, Player
 from envkit.types import (
     JSON,
@@ -52,12 +50,6 @@ class AgentEndedError(Exception):
     """An agent ended by an error of its own; the message says which."""
 
 
-Selects: TypeAlias = Callable[[ModelRequest], bool]
-"""Whether a call is trained on."""
-Stable: TypeAlias = Callable[[ChatMessage], ChatMessage]
-"""Returns a message without what changes between calls."""
-
-
 class Agent(Protocol):
     """A foreign agent."""
 
@@ -71,63 +63,33 @@ class Agent(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class AgentPlayer(Player):
     """A player whose turns are the calls of a foreign agent: a program or function that calls the policy over HTTP.
 
-    Use it as ``async with AgentPlayer.opened(...)``.
-
     Attributes:
-        agent: The agent.
-        engine: Samples the answers.
-        renderer: Renders the chats.
         limits: Limits of an episode: `max_turns` calls, `max_tokens` of a prompt with its answer, `turn_tokens` of an
             answer, and `player_timeout_s` of the agent.
+        tasks: Runs the agents, until it is cancelled.
         selects: Chooses the calls to train on.
-        stable: Removes from a message what changes between calls.
+        stable: Returns a message without what changes between calls.
         unused: Number of requests by the name of a field that had no effect.
         models: Number of requests by the model's name in them and whether they are trained on, without probes.
         changed: Number of requests with a message that `stable` changed.
         failures: Number of episodes by the error that their agent ended with.
-        start_task: Runs a task in the background.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        engine: Engine,
-        renderer: ChatRenderer,
-        limits: RolloutLimits,
-        selects: Selects,
-        stable: Stable,
-        start_task: Callable[[Callable[[], Coroutine[Any, Any, None]]], object],
-    ) -> None:
-        self.agent, self.engine, self.renderer, self.limits = agent, engine, renderer, limits
-        self.selects, self.stable, self.start_task = selects, stable, start_task
-        self.unused: Counter[str] = Counter()
-        self.models: Counter[tuple[str, bool]] = Counter()
-        self.changed = 0
-        self.failures: Counter[str] = Counter()
-
-    @classmethod
-    @asynccontextmanager
-    async def opened(
-        cls,
-        agent: Agent,
-        engine: Engine,
-        renderer: ChatRenderer,
-        limits: RolloutLimits,
-        selects: Selects = lambda request: True,
-        stable: Stable = lambda message: message,
-    ) -> AsyncIterator[AgentPlayer]:
-        """Yield a player whose agents run until the end of the block at most."""
-        async with clock.background_tasks() as tasks:
-            yield cls(agent, engine, renderer, limits, selects, stable, tasks.start_soon)
-
-    def with_engine(self, engine: Engine) -> AgentPlayer:
-        """Return the same player with other weights."""
-        found = copy(self)
-        found.engine = engine
-        return found
+    agent: Agent
+    engine: Engine
+    renderer: ChatRenderer
+    limits: RolloutLimits
+    tasks: TaskGroup
+    selects: Callable[[ModelRequest], bool] = lambda request: True
+    stable: Callable[[ChatMessage], ChatMessage] = lambda message: message
+    unused: Counter[str] = field(default_factory=Counter)
+    models: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    changed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
 
     def begin(self, request: RolloutRequest, start: Reset) -> AgentEpisode:
         return AgentEpisode(self, request, start)
@@ -137,21 +99,15 @@ class AgentPlayer(Player):
 class _Running(RunningCall):
     """A request in progress."""
 
-    episode: AgentEpisode
-    prompt: CallPrompt
+    episode: AgentEpisode = field(kw_only=True)
+    prompt: CallPrompt = field(kw_only=True)
     calls: dict[int, Call] = field(default_factory=dict)
-    sessions: list[str] = field(default_factory=list)
-    is_aborted: bool = False
-    is_over: anyio.Event = field(default_factory=anyio.Event)
 
     async def replies(self) -> Sequence[Reply]:
         await self.is_over.wait()
         if self.episode.is_over:
             raise CallRefusedError("ended", "the episode is over")
-        done = [one for one in self.calls.values() if one.completion.finish is not FinishReason.ABORTED]
-        if self.is_aborted or len(done) < self.prompt.request.n:
-            raise CallRefusedError("aborted", "the sampling was stopped")
-        return [self.calls[index].reply for index in range(self.prompt.request.n)]
+        return await RunningCall.replies(self)
 
     def delivered(self, index: int = 0, characters: int | None = None) -> None:
         call = self.calls[index]
@@ -159,18 +115,11 @@ class _Running(RunningCall):
             call.read = characters
             self.episode.changed()
 
-    def abort(self) -> None:
-        self.is_aborted = True
-        for session in self.sessions:
-            self.episode.player.start_task(partial(self.episode.player.engine.abort, session))
-
 
 class AgentEpisode(EpisodePlayer, EpisodeCalls):
     """One episode.
 
     Attributes:
-        player: The player that began it.
-        request: What is played.
         reset: Result of the reset.
         episode: The episode, whose sandbox the agent may use; None before its first action.
         is_over: Whether it has ended, so that no call is answered.
@@ -204,7 +153,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         self.changed()
         if self._scope is None:
             self._scope = anyio.CancelScope()
-            self.player.start_task(self._run)
+            self.player.tasks.start_soon(self._run)
         while self._error is None and self._action is None and (self._running or not self._has_ended):
             await self._change.wait()
         if self._error is not None:
@@ -250,9 +199,9 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
             self._asked += request.n
             player.models[request.model, player.selects(request)] += 1
             player.changed += prompt.request.messages != request.messages
-        running = _Running(self, prompt)
+        running = _Running(player.engine, player.tasks, request.n, episode=self, prompt=prompt)
         self._running.append(running)
-        player.start_task(partial(self._answer, running, most))
+        player.tasks.start_soon(self._answer, running, most)
         return running
 
     def count(self, request: ModelRequest) -> int:
@@ -310,26 +259,18 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         self.changed()
 
     def _prompt(self, request: ModelRequest) -> CallPrompt:
-        request = replace(request, messages=tuple(map(self.player.stable, request.messages)))
-        try:
-            return self._conversation.prompt(request)
-        except UsageError as error:
-            raise CallRefusedError("request", str(error)) from error
+        return self._conversation.prompt(replace(request, messages=tuple(map(self.player.stable, request.messages))))
 
     async def _answer(self, running: _Running, most: int) -> None:
-        """Sample the answers to a request."""
         try:
-            async with anyio.create_task_group() as tasks:
-                for index in range(running.prompt.request.n):
-                    tasks.start_soon(self._sample, running, index, most)
+            await running.sample(partial(self._sample, running, most))
         finally:
             self._running.remove(running)
-            running.is_over.set()
             self.changed()
 
-    async def _sample(self, running: _Running, index: int, most: int) -> None:
+    async def _sample(self, running: _Running, most: int, index: int) -> None:
         player, prompt = self.player, running.prompt
-        if running.is_aborted:
+        if running.why_not:
             self._free += 1
             return
         number, self._sessions = self._sessions, self._sessions + 1
@@ -346,10 +287,6 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         )
         try:
             completion = await player.engine.generate(prompt.ids(), params, session=session)
-        except DeadlineError as error:
-            self._error = self._error or PlayerStoppedError(StopReason.NO_COMPLETION, str(error))
-            player.engine.forget(session)
-            return
         except Exception as error:
             self._error = self._error or error
             player.engine.forget(session)
@@ -362,8 +299,10 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         running.calls[index] = call
         self._session_of[call] = session
         self._finished.append(call)
-        if completion.finish is not FinishReason.ABORTED and not prompt.request.is_probe:
-            self._conversation.add(call)
+        if completion.finish is not FinishReason.ABORTED:
+            running.found[index] = call.reply
+            if not prompt.request.is_probe:
+                self._conversation.add(call)
 
     # --- Turns --------------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,14 @@ missing content, ``developer`` as ``system``, and text in several parts as one t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
+import anyio
+from anyio.abc import TaskGroup
+
+from envkit.protocols import Engine
 from envkit.types import JSON, ToolSchema
 
 MessageRole: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -22,7 +26,6 @@ class AgentToolCall:
     """A tool call in an assistant's message.
 
     Attributes:
-        name: Name of the tool.
         arguments: The JSON value of the arguments; the text itself if it is not JSON.
     """
 
@@ -105,28 +108,57 @@ class Reply:
     completion_tokens: int = 0
 
 
-class RunningCall(Protocol):
+@dataclass(slots=True, eq=False)
+class RunningCall:
     """A request of an agent that the policy is answering.
 
     The sampling does not depend on the client's connection. Answers that are never reported as `delivered` are not
     trained on, and do not become part of a later prompt.
+
+    Attributes:
+        n: Number of answers; see `ModelRequest.n`.
+        found: The answers so far, by index.
+        sessions: Sessions of the engine that sample them.
+        why_not: Why there is no answer; empty if there may be one.
+        is_over: Set at its end.
     """
 
+    engine: Engine
+    tasks: TaskGroup
+    n: int
+    found: dict[int, Reply] = field(default_factory=dict)
+    sessions: list[str] = field(default_factory=list)
+    why_not: str = ""
+    is_over: anyio.Event = field(default_factory=anyio.Event)
+
+    async def sample(self, sample: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        """Call `sample` with the index of each answer, at the same time."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                for index in range(self.n):
+                    tasks.start_soon(sample, index)
+        finally:
+            self.is_over.set()
+
     async def replies(self) -> Sequence[Reply]:
-        """Wait for the answers, of which there are `ModelRequest.n`. Several callers may wait.
+        """Wait for the answers. Several callers may wait.
 
         Raises:
             CallRefusedError: There is no answer.
         """
-        ...
+        await self.is_over.wait()
+        if self.why_not or len(self.found) < self.n:
+            raise CallRefusedError("aborted", self.why_not or "the sampling was stopped")
+        return [self.found[index] for index in range(self.n)]
 
     def delivered(self, index: int = 0, characters: int | None = None) -> None:
         """Report that the client received answer `index`: the whole of it, or `characters` of its content."""
-        ...
 
     def abort(self) -> None:
         """Stop sampling; `replies` then raises `CallRefusedError`."""
-        ...
+        self.why_not = "the sampling was stopped"
+        for session in self.sessions:
+            self.tasks.start_soon(self.engine.abort, session)
 
 
 class EpisodeCalls(Protocol):

@@ -42,7 +42,6 @@ class OpenCall:
     """A call. Its sampling and its answer may outlive the connection of the client.
 
     Attributes:
-        id: Unique text.
         created_s: Unix time of its start in whole seconds.
         attempt: The latest request that got this call.
         clients: Number of clients that are connected and wait for the answer, or receive it.

@@ -79,8 +79,6 @@ class FunctionAgent(Agent):
     """An agent that is a Python function. One without ``async`` runs in a thread.
 
     Attributes:
-        function: The function.
-        proxy: Serves its calls.
         address: Address of the proxy, such as ``http://127.0.0.1:4000``.
     """
 
@@ -119,7 +117,6 @@ class ProgramAgent(Agent):
     """An agent that is a program.
 
     Attributes:
-        command: Program and arguments.
         env: Variables in addition to those with the address of the policy.
         proxy: Serves its calls.
         address: Address of the proxy for a program beside the sandbox.
@@ -160,7 +157,6 @@ class ProgramAgent(Agent):
             raise AgentEndedError(f"exit code {code}: {output[-_SHOWN:].strip()}")
 
     def _filled(self, task: AgentEpisode, address: str, secret: str) -> tuple[list[str], dict[str, str]]:
-        """Return the command and the variables of an episode."""
         base = f"{address}/e/{secret}"
         values = {"{task}": task.reset.observation.text, "{model}": MODEL}
         variables = {

@@ -113,7 +113,6 @@ class AgentProxy:
                 await connection.fail(_STATUS[kind][0], dialect.error(*_STATUS[kind], message))
 
     def _find(self, keys: Sequence[str]) -> _Episode:
-        """Return the episode with one of these secrets."""
         found = next((self._episodes[key] for key in keys if key in self._episodes), None)
         if found is not None:
             return found
@@ -206,7 +205,6 @@ def _address(path: str) -> tuple[str, str]:
 
 
 def _keys(headers: Mapping[str, str]) -> list[str]:
-    """Return the API keys of a request."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
 
@@ -218,11 +216,6 @@ def _attempt(headers: Mapping[str, str], route: str, content: bytes) -> Attempt:
 
 
 def _json(content: bytes) -> dict[str, Any]:
-    """Return a body in JSON.
-
-    Raises:
-        CallRefusedError: It is not an object in JSON.
-    """
     try:
         body = msgspec.json.decode(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

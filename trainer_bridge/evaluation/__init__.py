@@ -1,1 +1,1 @@
-"""Outcomes of evaluated episodes: their statistics, advice, recordings and plots."""
+"""Outcomes of evaluated episodes: their statistics, advice and recordings."""

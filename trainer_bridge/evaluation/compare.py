@@ -14,6 +14,7 @@ from envkit.runs.episodes import EPISODES, read_episodes
 from envkit.runs.printable import counted
 from envkit.types import JSON, EpisodeRecord, Task
 
+from ..run_folder.record import leaves
 from .result import FORMAT
 from .statistics import estimate
 from .table import row, table
@@ -98,15 +99,7 @@ def _settings(result: Mapping[str, JSON]) -> dict[str, JSON]:
 
 def differences(a: JSON, b: JSON) -> Iterator[tuple[str, str, str]]:
     """Yield the dotted keys of nested mappings whose values differ, with both values as JSON."""
-    one, other = dict(_flat(a)), dict(_flat(b))
+    one, other = dict(leaves(a)), dict(leaves(b))
     for key in dict.fromkeys([*one, *other]):
         if one.get(key) != other.get(key):
             yield key, orjson.dumps(one.get(key)).decode(), orjson.dumps(other.get(key)).decode()
-
-
-def _flat(value: JSON, key: str = "") -> Iterator[tuple[str, JSON]]:
-    if not isinstance(value, Mapping) or not value:
-        yield key, value
-        return
-    for inner, content in value.items():
-        yield from _flat(content, f"{key}.{inner}" if key else str(inner))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from envkit.protocols import Engine
 from envkit.runs.display import Display
@@ -15,6 +16,7 @@ from ..rollout import PolicyPlayer
 from ..scheduler import Rollout, RolloutResult
 
 
+@dataclass(frozen=True, slots=True)
 class Evaluator:
     """Measures the policy's success on fixed held-out tasks, with the same sampling seed at every evaluation.
 
@@ -22,22 +24,12 @@ class Evaluator:
     environment of each task, for metrics per environment; empty for no such metrics.
     """
 
-    def __init__(
-        self,
-        rollout: Rollout,
-        tasks: Sequence[Task],
-        *,
-        temperature: float,
-        seed: int,
-        attempts: int = 1,
-        names: Sequence[str] = (),
-    ) -> None:
-        self._rollout = rollout
-        self._tasks = tasks
-        self._temperature = temperature
-        self._seed = seed
-        self._attempts = attempts
-        self._names = names
+    rollout: Rollout
+    tasks: Sequence[Task]
+    temperature: float
+    seed: int
+    attempts: int = 1
+    names: Sequence[str] = ()
 
     async def run(self, display: Display, step: int, engine: Engine | None = None) -> dict[str, float]:
         """Play all tasks after train step `step`, sampled and greedily; return the metrics, if there are tasks.
@@ -48,32 +40,27 @@ class Evaluator:
         of greedy play; eval_episodes is the number of valid sampled episodes. Metrics such as
         ``eval_success/FrozenLake-v0`` have the same meaning for one of several environments.
         """
-        if not self._tasks:
+        if not self.tasks:
             return {}
-        rollout = self._rollout
+        rollout = self.rollout
         if engine is not None:
             assert isinstance(rollout.player, (PolicyPlayer, AgentPlayer)), "only a policy has an engine"
-            rollout = replace(rollout, player=rollout.player.with_engine(engine))
-        display.phase("evaluate", (self._attempts + 1) * len(self._tasks))
-        sampled = await self._play(rollout, self._temperature, display, f"eval-{step}-sampled", self._attempts)
-        greedy = await self._play(rollout, 0.0, display, f"eval-{step}-greedy", 1)
-        values = _evaluated(sampled, greedy)
-        if not self._names:
-            return values
-        greedy_parts = greedy.by_name(self._names.__getitem__)
-        for name, part in sampled.by_name(self._names.__getitem__).items():
-            values |= {f"{key}/{name}": value for key, value in _evaluated(part, greedy_parts[name]).items()}
-        return values
+            rollout = replace(rollout, player=replace(rollout.player, engine=engine))
+        display.phase("evaluate", (self.attempts + 1) * len(self.tasks))
 
-    async def _play(
-        self, rollout: Rollout, temperature: float, display: Display, phase: str, attempts: int
-    ) -> RolloutResult:
         def count(trajectory: Trajectory) -> None:
             display.advance(0 if trajectory.is_void else 1)
 
-        return await rollout.groups(
-            self._tasks, attempts, phase=phase, temperature=temperature, seed=self._seed, on_episode=count
-        )
+        play = partial(rollout.groups, self.tasks, seed=self.seed, on_episode=count)
+        sampled = await play(self.attempts, phase=f"eval-{step}-sampled", temperature=self.temperature)
+        greedy = await play(phase=f"eval-{step}-greedy", temperature=0.0)
+        values = _evaluated(sampled, greedy)
+        if not self.names:
+            return values
+        greedy_parts = greedy.by_name(self.names.__getitem__)
+        for name, part in sampled.by_name(self.names.__getitem__).items():
+            values |= {f"{key}/{name}": value for key, value in _evaluated(part, greedy_parts[name]).items()}
+        return values
 
 
 def _evaluated(sampled: RolloutResult, greedy: RolloutResult) -> dict[str, float]:

@@ -53,8 +53,6 @@ class EvaluatedEpisode:
     """An episode of an evaluation.
 
     Attributes:
-        outcome: Its outcome.
-        turns: Number of turns.
         shortest: Number of moves of the level's shortest solution; None if the environment does not report it.
         usage: Numbers of tokens of a language model; zeros for other players.
         env_s: Seconds of the environment and its tools in the steps.

@@ -83,11 +83,9 @@ async def rescore(
 
 def totals(found: Sequence[Rescored]) -> Mapping[str, tuple[float, float]]:
     """Return the mean reward and success, before and after, over the episodes in which both are known."""
-    pairs = [(one.before.outcome, one.after.outcome) for one in found]
-    rows = {
-        name: [(getattr(one, name), getattr(other, name)) for one, other in pairs] for name in ("success", "reward")
-    }
-    known = {name: [row for row in some if None not in row] for name, some in rows.items()}
-    return {
-        name: (fmean(one for one, _ in some), fmean(one for _, one in some)) for name, some in known.items() if some
-    }
+    means = {}
+    for name in ("success", "reward"):
+        pairs = [(getattr(one.before.outcome, name), getattr(one.after.outcome, name)) for one in found]
+        if known := [pair for pair in pairs if None not in pair]:
+            means[name] = (fmean(one for one, _ in known), fmean(one for _, one in known))
+    return means

@@ -17,8 +17,6 @@ from .statistics import Estimate, Stratum, strata
 
 FORMAT = 2
 """Version of the format of ``evaluation.json``."""
-MAX_STRATA = 12
-"""Maximum number of rows in a table or plot of success by difficulty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,12 @@ class Stratum(NamedTuple):
     """Success on the tasks whose shortest solution has from `shortest` to `longest` moves.
 
     Attributes:
-        mean: Mean number of moves of the tasks' shortest solutions.
         successes: Number of episodes that succeeded.
         success: Success rate, averaged over the tasks, and its interval.
     """
 
     shortest: int
     longest: int
-    mean: float
     episodes: int
     successes: int
     success: Estimate
@@ -127,7 +125,6 @@ def _stratum(tasks: Sequence[tuple[int, Sequence[bool]]]) -> Stratum:
     return Stratum(
         shortest=min(lengths),
         longest=max(lengths),
-        mean=math.fsum(lengths) / len(lengths),
         episodes=sum(len(solved) for _, solved in tasks),
         successes=sum(map(sum, (solved for _, solved in tasks))),
         success=estimate([solved for _, solved in tasks], is_share=True),

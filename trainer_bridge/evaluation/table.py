@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from envkit.runs.printable import counted
 
-from .result import MAX_STRATA, Evaluation
+from .result import Evaluation
 from .statistics import CUT, Estimate, Stratum, is_share
 
 _NAMES = {
@@ -20,6 +20,8 @@ _NAMES = {
 }
 _CALLS = "tool_call_"
 """Start of the names of metrics that are shown only if they are not zero."""
+_MAX_STRATA = 12
+"""Maximum number of rows of success by difficulty."""
 
 
 def lines(found: Evaluation) -> Iterator[str]:
@@ -50,7 +52,7 @@ def lines(found: Evaluation) -> Iterator[str]:
     if found.levels:
         yield "success by shortest solution"
         head = ("moves", "mean", "95 % interval", "episodes")
-        yield from table([head, *(_stratum(one) for one in found.by_difficulty(most=MAX_STRATA))])
+        yield from table([head, *(_stratum(one) for one in found.by_difficulty(most=_MAX_STRATA))])
     if found.notes:
         yield "notes"
         yield from (f"  {line}" for line in found.notes)

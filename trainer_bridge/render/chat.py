@@ -52,7 +52,6 @@ class ChatRenderer:
     whole chat as its prompt. Whitespace that the template strips around an answer does not count as a difference.
 
     Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
         system: The system message; None passes no system message to the template, which may then add its own.
         template: Arguments of the template, such as ``{"enable_thinking": False}``.
         thinking: ``"keep"`` leaves thoughts in the prompts of later turns, even if the template would drop them;
@@ -60,7 +59,6 @@ class ChatRenderer:
         history: Number of turns in a prompt, including the current one, at least 1; each turn then starts a new sample.
             None means all turns.
         eos_ids: End-of-text tokens of the model's generation config.
-        tools: The tools that the policy may call.
 
     Raises:
         UsageError: The template rejects a message role that a rollout needs, or leaves out its text, or writes tool
@@ -197,7 +195,6 @@ class ChatRenderer:
         return content, thought, calls
 
     def _shown(self, messages: Sequence[ChatMessage], *, is_start: bool = True) -> list[Message]:
-        """Return the messages of an agent as those of the template."""
         shown: list[Message] = []
         described = [*self._system] if is_start else []
         if described and messages and messages[0].role == "system":
@@ -295,10 +292,7 @@ class ChatRenderer:
     ) -> tuple[int, ...] | None:
         """Return the tokens between two answers; None if `after` changes how the template renders the chat before it.
 
-        Args:
-            chat: The chat up to the first of the two answers.
-            answer_ids: Tokens of this answer. If they end with the end-of-turn token, the result omits that token.
-            after: The messages between the two answers.
+        `chat` ends with the first of the two answers. The result omits the end-of-turn token if this answer has it.
         """
         *before, first = chat
         answer, is_call = self._words(answer_ids), "tool_calls" in first

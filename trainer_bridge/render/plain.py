@@ -34,7 +34,6 @@ class PlainRenderer:
     at the limit ``rollout.turn_tokens``, and the action is the text before the first ``</answer>``.
 
     Args:
-        tokenizer: Converts text to tokens and back.
         history: Number of turns in a prompt, including the current one, at least 1; None means all turns.
         eos_ids: End-of-text tokens; they stop a completion if ``</answer>`` is several tokens.
     """

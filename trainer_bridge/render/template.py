@@ -33,8 +33,6 @@ class ChatTemplate:
     """Renders and encodes chats with the template of a tokenizer.
 
     Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
-        arguments: Arguments of the template, such as ``{"enable_thinking": False}``.
         has_tools: Whether the policy may call tools, so that the tokens of its markup are part of its answers.
 
     Raises:

@@ -92,14 +92,8 @@ async def play(
 ) -> Trajectory:
     """Play one episode. An episode with a grader leaves the gate after its last turn, before it is graded.
 
-    Args:
-        host: Leases the environment.
-        player: Chooses the actions.
-        limits: Limits of the episode.
-        request: What to play.
-        gate: Decides when each turn may begin; None lets every turn through.
-        on_played: Called once, when the episode needs its player no longer.
-        running: The record to fill, for a caller that cancels the episode and wants what was played.
+    Without `gate`, turns are not held up. `on_played` is called once, when the episode needs its player no longer.
+    `running` is the record to fill, for a caller that cancels the episode and wants what was played.
 
     Returns:
         The trajectory. A failure of the environment, its sandbox or server, or a missed deadline gives a void
@@ -156,7 +150,6 @@ async def play(
 
 
 async def _reset(running: RunningEpisode, episode: Episode, limits: RolloutLimits) -> Reset:
-    """Start a leased episode."""
     began = running.waits("reset")
     reset_timeout_s = limits.step_timeout_s if limits.reset_timeout_s is None else limits.reset_timeout_s
     with _deadline(reset_timeout_s, StopReason.TIMEOUT, "the environment did not answer a reset"):
@@ -242,7 +235,6 @@ def _reason(stopped: PlayerStoppedError) -> StopReason:
 
 
 async def _grade(running: RunningEpisode, episode: Episode, timeout_s: float | None, limit_s: float | None) -> None:
-    """Grade an episode whose last turn was played."""
     began = running.waits("grader")
     seconds = None if timeout_s is None else deadline_s(timeout_s, limit_s)
     with _deadline(seconds, StopReason.NO_GRADE, "the grader did not answer"):
@@ -313,7 +305,7 @@ def _deadline(seconds: float | None, stop: StopReason, what: str) -> Iterator[an
         raise _VoidError(stop, f"{what} within {scope.deadline - began:g} s")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunningEpisode:
     """The record of an episode in progress.
 

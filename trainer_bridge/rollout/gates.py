@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import anyio
@@ -26,10 +25,10 @@ class Lockstep:
     Args:
         expected: Number of episodes in the wave.
         timeout_s: Maximum seconds to wait for episodes that have not arrived.
-        queued: Returns how many episodes wait for a slot; None if none ever does.
+        queued: Returns how many episodes wait for a slot.
     """
 
-    def __init__(self, expected: int, *, timeout_s: float, queued: Callable[[], int] | None = None) -> None:
+    def __init__(self, expected: int, *, timeout_s: float, queued: Callable[[], int]) -> None:
         self._expected = expected
         self._timeout_s = timeout_s
         self._queued = queued
@@ -62,7 +61,7 @@ class Lockstep:
             if self._expected > 0:
                 with anyio.move_on_after(self._timeout_s):
                     while not gate.is_set():
-                        with anyio.move_on_after(math.inf if self._queued is None else _LOOK_S):
+                        with anyio.move_on_after(_LOOK_S):
                             await gate.wait()
                         self._open_if_all()
                 if gate.is_set():
@@ -76,7 +75,7 @@ class Lockstep:
             raise
 
     def _open_if_all(self) -> None:
-        missing = self._expected - (0 if self._queued is None else self._queued())
+        missing = self._expected - self._queued()
         complete = missing <= 0 or self._timeout_s <= 0
         if complete and self._waiting and self._waiting >= self._present:
             self._gate.set()

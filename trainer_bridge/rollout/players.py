@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from envkit.errors import PlayerStoppedError, UsageError
@@ -39,10 +39,6 @@ class PolicyPlayer(Player):
     @property
     def repeats(self) -> bool:
         return self.engine.repeats
-
-    def with_engine(self, engine: Engine) -> PolicyPlayer:
-        """Return the same policy with other weights."""
-        return replace(self, engine=engine)
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         with_prompt = start.system is not None or start.tools
@@ -146,13 +142,14 @@ class ScriptedPlayer(Player):
     """
 
     scripts: Sequence[Sequence[str]]
+    stop: StopReason = StopReason.MAX_TURNS
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         left = iter(self.scripts[request.index])
 
         def choose(observation: Observation) -> str:
             if (action := next(left, None)) is None:
-                raise PlayerStoppedError(StopReason.MAX_TURNS)
+                raise PlayerStoppedError(self.stop)
             return action
 
         return Chooser(choose)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import filecmp
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,9 +19,9 @@ from envkit.runs.files import writing
 from envkit.types import JSON
 
 from ..models.saved_policy import SavedPolicy
+from .record import numbered
 
 _STATE = "state.json"
-_NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(slots=True)
@@ -79,15 +78,7 @@ async def save(
 
     All other checkpoints but the newest `keep` and that of the best evaluation (`state.best_step`) are removed. Files
     of weights that equal those of the newest checkpoint or of `source`, such as the reference model's and an untrained
-    policy's, become hard links to them, if all are on one disk.
-
-    Args:
-        folder: Folder of all checkpoints.
-        trainer: Saves the weights.
-        state: State of the run.
-        keep: Number of checkpoints to keep.
-        policy: Metadata to write into the checkpoint's ``policy/``.
-        source: Folder of the model from which the run started, if it has one.
+    policy's, become hard links to them, if all are on one disk. `policy` is written into ``policy/``.
 
     Raises:
         UsageError: The disk is full or the folder cannot be written; older checkpoints are kept.
@@ -101,13 +92,13 @@ async def save(
         await clock.to_thread(_begin, draft)
         try:
             await trainer.save(str(draft))
-            await clock.to_thread(_link_equal, draft, _found(folder)[-1:], source)
+            await clock.to_thread(_link_equal, draft, numbered(folder, "")[-1:], source)
             await clock.to_thread(_finish, draft, target, content, policy)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
     best = folder / f"step-{state.best_step}"
-    for old in _found(folder)[:-keep]:
+    for _, old in numbered(folder, "")[:-keep]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
     return target
@@ -118,11 +109,11 @@ def _begin(draft: Path) -> None:
     draft.mkdir(parents=True)
 
 
-def _link_equal(draft: Path, newest: Sequence[Path], source: Path | None) -> None:
+def _link_equal(draft: Path, newest: Sequence[tuple[int, Path]], source: Path | None) -> None:
     """Replace files of weights in `draft` by hard links to equal files of other checkpoints and of the source."""
     for file in draft.rglob("*.safetensors"):
         name = file.relative_to(draft)
-        others = [checkpoint / name for checkpoint in newest]
+        others = [checkpoint / name for _, checkpoint in newest]
         if source is not None and name.parent.name == "policy":
             others.append(source / name.name)
         for other in others:
@@ -157,10 +148,9 @@ def latest(folder: Path) -> Path:
         target = folder / aside.name.removeprefix(".").removesuffix(".old")
         if not target.exists():
             aside.replace(target)
-    found = _found(folder)
-    if not found:
+    if not (found := numbered(folder, "")):
         raise UsageError(f"{folder}: no checkpoint to continue from; start without --resume")
-    return found[-1]
+    return found[-1][1]
 
 
 def load_state(checkpoint: Path) -> RunState:
@@ -174,9 +164,3 @@ def load_state(checkpoint: Path) -> RunState:
         return RunState(**content)  # type: ignore[arg-type]
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{checkpoint}: not a checkpoint: {error}") from error
-
-
-def _found(folder: Path) -> list[Path]:
-    """Return the complete checkpoints in `folder`, oldest first."""
-    numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(numbered)]

@@ -1,20 +1,4 @@
-"""The record of a training run: its folder, and all files in it except checkpoints and weights.
-
-    config.yaml                 the whole configuration, including defaults
-    metrics.jsonl               one object per train step
-    evaluations.jsonl           one object per evaluation
-    schedule.jsonl              the groups of each train step, one object each
-    trajectories/step-N.jsonl   episodes of train step N, one object each
-    timeline/step-N.json.gz     what happened when in train step N, for https://ui.perfetto.dev
-    checkpoints/                checkpoints of the trainer
-    summary.json                results of the run
-    plots/                      curves as PNG
-    tensorboard/                the same numbers for TensorBoard
-    wandb/                      files of Weights & Biases, if the run uses it
-    policy/                     the initial tiny policy, before training
-    weights/                    weights for an engine that reads files, on a machine without ``/dev/shm``
-    run.lock                    lock file, locked while a run writes to the folder
-    format.json                 the format of the folder; a folder of another format is rejected
+"""The record of a training run: its folder, and all files in it except checkpoints and weights; see docs/train.md.
 
 `RunRecord.resume` can open the folder of a run, even if the run was killed. File system errors are raised as
 `UsageError` with the path, the reason and a remedy.
@@ -115,10 +99,7 @@ class RunRecord:
     def create(cls, folder: Path, config_yaml: str, *, force: bool) -> Self:
         """Create the folder of a new run, or reuse a folder whose run has no results yet.
 
-        Args:
-            folder: The folder; it and its parents are created if missing. Files that belong to no run are not changed.
-            config_yaml: The whole configuration, as YAML.
-            force: Whether to remove the files of an existing run in the folder.
+        Files that belong to no run are not changed; `force` removes those of an existing run.
 
         Raises:
             UsageError: The folder has a run with results and `force` is false, has a run of another format, has files
@@ -152,15 +133,9 @@ class RunRecord:
         """Reopen a run's folder, and restore its records to their state after train step `step`.
 
         Records of later steps are removed, since those steps will be repeated. A truncated last line is removed, too.
-
-        Args:
-            folder: The run's folder.
-            config_yaml: The whole configuration, as YAML. It must equal the run's, but `trainer.steps` may be larger,
-                and the server of `env.url` may be another one.
-            step: The train step of the checkpoint to continue from.
-            is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
-                will be repeated, so an existing row of this evaluation is removed.
-            complete: Returns the run's configuration with the defaults of keys that the run did not know.
+        If the checkpoint was not written after the evaluation of its step (`is_evaluated`), the row of this evaluation
+        is removed. `config_yaml` must equal the run's configuration, to which `complete` adds the defaults of keys that
+        the run did not know; but `trainer.steps` may be larger, and the server of `env.url` may be another one.
 
         Raises:
             UsageError: The folder has no run to resume or a run of another format, the configuration differs, a file is
@@ -178,7 +153,7 @@ class RunRecord:
             keep_until(folder / SCHEDULE, step)
             keep_until(folder / EVALUATIONS, step if is_evaluated else step - 1)
             with writing(folder):
-                for number, path in (*recorded_steps(folder).items(), *_numbered(folder / TIMELINE, ".json.gz")):
+                for number, path in (*recorded_steps(folder).items(), *numbered(folder / TIMELINE, ".json.gz")):
                     if number > step:
                         path.unlink()
                 (folder / SUMMARY).unlink(missing_ok=True)
@@ -192,7 +167,7 @@ class RunRecord:
             tracker.step(step, values)
 
     def schedule(self, step: int, row: Mapping[str, JSON]) -> None:
-        """Record the groups of a train step; see `envkit.trainer_bridge.scheduler.requests.row_of`."""
+        """Record the groups of a train step; see `scheduler.continuous.Continuous.schedule`."""
         self._schedule.append({"step": step, **row})
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
@@ -236,11 +211,11 @@ class RunRecord:
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
     """Return the path of each episode file in a run's folder, with its train step as the key, in ascending order."""
-    return dict(_numbered(folder / TRAJECTORIES, ".jsonl"))
+    return dict(numbered(folder / TRAJECTORIES, ".jsonl"))
 
 
-def _numbered(folder: Path, suffix: str) -> list[tuple[int, Path]]:
-    """Return the train step and the path of each file ``step-N`` in `folder`, in ascending order."""
+def numbered(folder: Path, suffix: str) -> list[tuple[int, Path]]:
+    """Return the train step and the path of each ``step-N`` with this suffix in `folder`, in ascending order."""
     names = {path: path.name.removeprefix("step-").removesuffix(suffix) for path in folder.glob(f"step-*{suffix}")}
     return sorted((int(number), path) for path, number in names.items() if number.isdecimal())
 
@@ -284,7 +259,6 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 
 def _has_results(folder: Path) -> bool:
-    """Return whether the run in `folder` has recorded results or checkpoints."""
     rows = (folder / METRICS, folder / EVALUATIONS)
     return any(path.exists() and path.stat().st_size for path in rows) or any((folder / CHECKPOINTS).glob("step-*"))
 
@@ -308,12 +282,12 @@ def _refuse_other_config(path: Path, new_yaml: str, complete: Callable[[str], st
     `trainer.steps` may be larger, and the keys of the server in `env` and of the servers of the engine may change.
     """
     try:
-        old = dict(_leaves(yaml.safe_load(complete(path.read_text(encoding="utf-8")))))
+        old = dict(leaves(yaml.safe_load(complete(path.read_text(encoding="utf-8")))))
     except ConfigError as error:
         raise UsageError(f"{path}: change these keys in it, or start over with --force:\n{error}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UsageError(f"{path}: damaged; repair it, or start over with --force") from None
-    new = dict(_leaves(yaml.safe_load(new_yaml)))
+    new = dict(leaves(yaml.safe_load(new_yaml)))
     for key in [*new, *(key for key in old if key not in new)]:
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
         grows = key == _MAY_GROW and isinstance(before, int) and isinstance(after, int) and after > before
@@ -324,15 +298,15 @@ def _refuse_other_config(path: Path, new_yaml: str, complete: Callable[[str], st
             raise UsageError(f"{key}: {difference}; use the old value, or --force to start over")
 
 
-def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of each leaf of nested mappings, and of the sections in a list `env`."""
-    if prefix == "env" and isinstance(tree, list):
-        tree = {str(index): section for index, section in enumerate(tree)}
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, tree
+def leaves(tree: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the dotted key and the value of each leaf of nested mappings, also of those in lists."""
+    if isinstance(tree, list) and any(isinstance(one, Mapping) for one in tree):
+        tree = dict(enumerate(tree))
+    if not isinstance(tree, Mapping):
+        yield key, tree
+        return
+    for name, inner in tree.items():
+        yield from leaves(inner, f"{key}.{name}" if key else str(name))
 
 
 def _shown(value: object) -> str:

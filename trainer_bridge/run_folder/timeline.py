@@ -58,10 +58,7 @@ def quantile_metrics(durations: Mapping[str, Sequence[float]]) -> dict[str, floa
 def timeline(step: int, attempts: Sequence[Trajectory], work: Sequence[Span]) -> list[Event]:
     """Return the trace events of a train step. Times count from the first event, in microseconds.
 
-    Args:
-        step: Number of the train step.
-        attempts: Its episodes, finished and void.
-        work: Work of the trainer; each name is a track.
+    `attempts` are finished and void episodes. Each name in `work`, that of the trainer, is a track.
     """
     zero_s = min([*(one.began_s for one in attempts), *(span.began_s for span in work)], default=0.0)
     events: list[Event] = [_name("process_name", f"train step {step}: episodes", _EPISODES)]

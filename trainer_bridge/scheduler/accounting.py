@@ -13,15 +13,12 @@ from enum import StrEnum
 
 import numpy as np
 
-from envkit.errors import EnvkitError
 from envkit.types import Sample, StopReason, Trajectory
 
 _NAMED = 5
 """Maximum number of episodes that an error names."""
 _KIND = 40
 """Maximum characters of the kind of an action."""
-_RENAMED = {"begun": "asked", "tokens_masked": "tokens_masked_lag"}
-"""Names of counts in older checkpoints."""
 
 
 class Fate(StrEnum):
@@ -67,7 +64,8 @@ class Ledger:
 
     Attempts: asked = the sum over all fates and stages. Tokens: sampled = trained + the sums over the causes of masks,
     all other fates and the stages; tokens of dropped episodes are masked ones. The causes are ``masked_lag`` and those
-    of `AgentCall`, such as ``masked_probe``.
+    of `AgentCall`, such as ``masked_probe``. An entry that cannot be true, such as a second end of an attempt, does not
+    end the run, but is among the `problems`.
 
     Args:
         counts: The counts of a checkpoint, from `counts`. Attempts without a fate are counted as aborted.
@@ -78,28 +76,21 @@ class Ledger:
         self._tokens: Counter[str] = Counter()
         self._live: dict[str, Stage] = {}
         self._received: Counter[str] = Counter()
+        self._wrong: list[str] = []
         for name, count in (counts or {}).items():
-            name = _RENAMED.get(name, name)
             kind, into = name.removeprefix("tokens_"), self._tokens if name.startswith("tokens_") else self._attempts
             into[Fate.ABORTED.value if kind in {*Stage} else kind] += count
 
     def ask(self, session: str) -> None:
-        """Enter an attempt that waits for a place.
-
-        Raises:
-            EnvkitError: There was a request for the session before.
-        """
+        """Enter an attempt that waits for a place."""
         if session in self._live:
-            raise EnvkitError(f"episode {session} was asked for twice")
+            self._wrong.append(f"episode {session} was asked for twice")
+            return
         self._live[session] = Stage.QUEUED
         self._attempts["asked"] += 1
 
     def begin(self, session: str) -> None:
-        """Enter that an attempt begins.
-
-        Raises:
-            EnvkitError: The session was not asked for, or has begun before.
-        """
+        """Enter that an attempt begins."""
         self._move(session, Stage.QUEUED, Stage.IN_FLIGHT)
 
     def receive(self, session: str, tokens: int) -> None:
@@ -108,27 +99,18 @@ class Ledger:
         self._tokens["sampled"] += tokens
 
     def finish(self, session: str, tokens: int) -> None:
-        """Enter that an attempt has ended, with the number of its tokens in its record.
-
-        Raises:
-            EnvkitError: The session is not in progress, or its record has another number of tokens than the engine
-                sampled for it.
-        """
+        """Enter that an attempt has ended, with the number of its tokens in its record."""
         self._move(session, Stage.IN_FLIGHT, Stage.FINISHED)
-        if tokens != self._received[session]:
-            received = self._received[session]
-            raise EnvkitError(f"episode {session}: {received} tokens were sampled, and its record has {tokens}")
+        if tokens != (received := self._received[session]):
+            self._wrong.append(f"episode {session}: {received} tokens were sampled, and its record has {tokens}")
 
     def end(self, session: str, fate: Fate, *, masked: Mapping[str, int] | None = None) -> None:
-        """Enter the fate of an attempt that is queued or finished, and by cause how many of its tokens were masked.
-
-        Raises:
-            EnvkitError: The session was not asked for, is in progress, or has ended before.
-        """
+        """Enter the fate of an attempt that is queued or finished, and by cause how many of its tokens were masked."""
         stage = self._live.get(session)
         if stage not in (Stage.QUEUED, Stage.FINISHED):
             where = "is not open: it has ended, or was never asked for" if stage is None else "is in progress"
-            raise EnvkitError(f"episode {session} ended as {fate}, but {where}")
+            self._wrong.append(f"episode {session} ended as {fate}, but {where}")
+            return
         del self._live[session]
         self._attempts[fate.value] += 1
         tokens = self._received.pop(session, 0)
@@ -154,10 +136,14 @@ class Ledger:
         }
 
     def problems(self, *, queued: int, in_flight: int, finished: int) -> list[str]:
-        """Return why the sums do not add up; the arguments are the numbers of attempts that the scheduler has."""
+        """Return why the sums do not add up, and what was wrong with the entries since the last call.
+
+        The arguments are the numbers of attempts that the scheduler has.
+        """
         counts = self.counts()
         seen = {Stage.QUEUED: queued, Stage.IN_FLIGHT: in_flight, Stage.FINISHED: finished}
-        found = [
+        found, self._wrong = self._wrong, []
+        found += [
             f"{counts[stage]} attempts are entered as {stage}, and the scheduler has {number}{self._some(stage)}"
             for stage, number in seen.items()
             if counts[stage] != number
@@ -177,7 +163,8 @@ class Ledger:
     def _move(self, session: str, before: Stage, after: Stage) -> None:
         if (stage := self._live.get(session)) is not before:
             state = "neither asked for nor open" if stage is None else f"{stage}"
-            raise EnvkitError(f"episode {session} is {state}, and cannot become {after}")
+            self._wrong.append(f"episode {session} is {state}, and cannot become {after}")
+            return
         self._live[session] = after
 
     def _some(self, stage: Stage) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import anyio
 
@@ -27,11 +27,11 @@ from ..rollout.episode import RolloutLimits
 from ..samples import trained_parts
 from . import staleness
 from .accounting import Fate, Ledger, fate_before_training
+from .cursor import Cursor, Schedule
 from .filters import LearningFilter
 from .groups import GroupState
 from .in_flight import CountedPlayer
 from .pace import Batch, LagPolicy, Pace
-from .requests import Cursor, GroupRequest, Place, row_of
 from .scheduler import Plan, Scheduler
 
 
@@ -42,19 +42,15 @@ class Continuous(Plan):
     them. Filters, extra members and replacements race, so that only runs without them repeat to the last digit.
 
     Args:
-        host: Leases the environments.
-        player: Chooses the actions.
-        limits: Limits of each episode.
-        num_envs: Maximum number of concurrent episodes.
-        pace: How far the episodes run ahead.
         task: Returns the task of an environment with a given number; always the same one.
         weights: Weight of each environment.
         version: Number of train steps that the run has made.
         state: What `state` returned when the checkpoint was saved; empty for a new run.
         counts: What `Ledger.counts` returned then.
+        replay: Schedule of another run. Its groups are played and taken in the same order, whatever `pace` says about
+            filters, extra members and replacements. None: the groups of the cursor.
 
     Attributes:
-        pace: How far the episodes run ahead.
         ledger: Accounts for all attempts.
         problems: What was wrong with the accounts since the last batch.
     """
@@ -72,7 +68,10 @@ class Continuous(Plan):
         version: int = 0,
         state: Mapping[str, JSON] | None = None,
         counts: Mapping[str, int] | None = None,
+        replay: Schedule | None = None,
     ) -> None:
+        if replay is not None:
+            pace = dataclasses.replace(pace, filters=(), max_filtered=math.inf, group_extra=0, straggler=None)
         self.version = version
         races = pace.ahead or pace.group_extra or pace.straggler or pace.filters
         self.in_lockstep = player.repeats and not races
@@ -82,13 +81,7 @@ class Continuous(Plan):
         self.problems: list[str] = []
         self._player = CountedPlayer(player, self.ledger)
         self._scheduler = Scheduler(
-            host,
-            self._player,
-            limits,
-            num_envs,
-            self,
-            straggler=pace.straggler,
-            fails_hangs=pace.fails_hangs,
+            host, self._player, limits, num_envs, self, straggler=pace.straggler, fails_hangs=pace.fails_hangs
         )
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
         self._kept = deque[bool](maxlen=32 * pace.groups_per_step)
@@ -97,6 +90,10 @@ class Continuous(Plan):
             self._restore_filters(state)
         else:
             self._cursor.skip(version * pace.groups_per_step)
+        self._replay = replay
+        self._logged = deque(
+            group for step, row in sorted((replay or {}).items()) if step > version for group in row.items()
+        )
         self._buffer: list[GroupState] = []
         self._training: list[GroupState] = []
         self._void: list[Trajectory] = []
@@ -104,17 +101,11 @@ class Continuous(Plan):
         self._filtered: list[Group] = []
         self._env_of: dict[int, int] = {}
         self._lost_groups = 0
-        self._opened: Counter[int] = Counter()
-        self._held: Counter[int] = Counter()
         self._is_wanted = self._is_paused = False
         self._arrived = anyio.Event()
 
     async def run(self) -> None:
-        """Play until cancelled.
-
-        Raises:
-            ExceptionGroup: Errors of the player.
-        """
+        """Play until cancelled; see `Scheduler.run`."""
         await self._scheduler.run()
 
     async def batch(self) -> Batch:
@@ -130,9 +121,9 @@ class Continuous(Plan):
             arrived = self._arrived
             await arrived.wait()
         self._is_wanted = False
-        chosen.sort(key=lambda group: group.request.number)
-        taken = {group.request.number for group in chosen}
-        self._buffer = [group for group in self._buffer if group.request.number not in taken]
+        chosen.sort(key=lambda group: group.place.number)
+        taken = {group.place.number for group in chosen}
+        self._buffer = [group for group in self._buffer if group.place.number not in taken]
         self._training = chosen
         batch = Batch(
             tuple(group.group() for group in chosen),
@@ -146,7 +137,7 @@ class Continuous(Plan):
             waited_s=clock.now() - began,
             engine_s=self._player.busy.take(),
         )
-        still_open = {*self._scheduler.groups, *(group.request.number for group in self._buffer)}
+        still_open = {*self._scheduler.groups, *(group.place.number for group in self._buffer)}
         self._env_of = {number: env for number, env in self._env_of.items() if number in still_open}
         self._void, self._aborted, self._filtered, self._lost_groups = [], [], [], 0
         self._drop_stale(self.version + 1)
@@ -171,9 +162,8 @@ class Continuous(Plan):
                 tokens, masked = staleness.num_tokens(one), trained_parts(one)[1]
                 masked["lag"] = staleness.num_stale_tokens(one, self.version, self.pace.max_lag)
             fate = Fate.DROPPED if tokens and masked.total() == tokens else Fate.TRAINED
-            self._entered(partial(self.ledger.end, session, fate, masked=masked))
+            self.ledger.end(session, fate, masked=masked)
         self.version = version
-        self._held.subtract(map(_env, self._training))
         self._training = []
         self._drop_stale(version)
         self._check()
@@ -194,7 +184,7 @@ class Continuous(Plan):
     def state(self) -> dict[str, JSON]:
         """Return the state for a checkpoint of this moment, when no batch is in training."""
         return {
-            **self._cursor.state(map(_place, [*self._scheduler.groups.values(), *self._buffer])),
+            **self._cursor.state(group.place for group in [*self._scheduler.groups.values(), *self._buffer]),
             "kept": [*self._kept],
             "filters": [one.state() if isinstance(one, LearningFilter) else None for one in self.pace.filters],
         }
@@ -211,19 +201,25 @@ class Continuous(Plan):
 
     @property
     def schedule(self) -> dict[str, JSON]:
-        """The groups of the batch in training."""
-        return row_of([(_place(group), group.group()) for group in self._training])
+        """The batch in training, for ``schedule.jsonl``: number, environment, task and members of each group."""
+        rows = [(group.place, group.group().trajectories) for group in self._training]
+        return {
+            "groups": [
+                [place.number, place.env, place.index, [one.member for one in played if not one.is_void]]
+                for place, played in rows
+            ]
+        }
 
     def waits_for(self) -> str:
         """Return what the trainer waits for, in one line: the open groups, and their oldest episode."""
         flights = sorted(self._scheduler.in_flight.values(), key=lambda one: one.request.key)
-        doing = Counter(one.episode.doing for one in flights)
+        doing = Counter(one.doing for one in flights)
         what = ", ".join(f"{count} in {name}" for name, count in doing.most_common()) or "no episode in progress"
         line = f"{len(self._buffer)} groups are ready and {len(self._scheduler.groups)} open; {what}"
         if flights:
-            oldest = min(flights, key=lambda one: one.episode.since_s)
-            seconds = clock.now() - oldest.episode.since_s
-            line += f"; {oldest.request.session} is in {oldest.episode.doing} for {seconds:.0f} s"
+            oldest = min(flights, key=lambda one: one.since_s)
+            seconds = clock.now() - oldest.since_s
+            line += f"; {oldest.request.session} is in {oldest.doing} for {seconds:.0f} s"
         return line
 
     def _check(self) -> None:
@@ -237,19 +233,24 @@ class Continuous(Plan):
 
     # --- Plan ---------------------------------------------------------------------------------------------------------
 
-    def next_group(self) -> GroupRequest | None:
+    def next_group(self) -> GroupState | None:
         pace = self.pace
         if self._is_paused or not (self._is_wanted or pace.ahead):
             return None
-        members = range(pace.group_size + pace.group_extra)
-        if (place := self._cursor.next(self._room())) is None:
+        members: Sequence[int] = range(pace.group_size + pace.group_extra)
+        if self._replay is None:
+            place = self._cursor.next(self._room())
+        elif self._logged and sum(self._room()) > 0:
+            place, members = self._logged.popleft()
+        else:
+            place = None
+        if place is None:
             return None
         try:
             task = self._task(place.env, place.index)
         except Exception:  # ends the run, whose checkpoint must not lose the group
             self._cursor.give_back([place])
             raise
-        self._opened[place.env] += 1
         batch, index = divmod(place.number, pace.groups_per_step)
         seed = stable_hash(pace.seed, batch + 1)
         name = f"train/{place.number:08d}" + (f".{place.round}" if place.round else "")
@@ -266,38 +267,36 @@ class Continuous(Plan):
             )
             for member in members
         )
-        return GroupRequest(place.number, task, requests, min(pace.group_size, len(requests)), pace.least, place)
+        return GroupState(place, requests, min(pace.group_size, len(requests)), pace.least)
 
     def asked(self, request: RolloutRequest) -> None:
-        self._entered(partial(self.ledger.ask, request.session))
+        self.ledger.ask(request.session)
 
     def began(self, request: RolloutRequest) -> None:
-        self._entered(partial(self.ledger.begin, request.session))
+        self.ledger.begin(request.session)
 
     def ended(self, trajectory: Trajectory, *, is_needed: bool) -> None:
-        self._entered(partial(self.ledger.finish, trajectory.session, staleness.num_tokens(trajectory)))
+        self.ledger.finish(trajectory.session, staleness.num_tokens(trajectory))
         fate = fate_before_training(trajectory)
         if fate is None and not is_needed:
             fate = Fate.ABORTED
         if fate is not None:
-            self._entered(partial(self.ledger.end, trajectory.session, fate))
+            self.ledger.end(trajectory.session, fate)
         if not is_needed:
             self._aborted.append(trajectory)
         elif trajectory.is_void:
             self._void.append(trajectory)
 
     def unasked(self, request: RolloutRequest) -> None:
-        self._entered(partial(self.ledger.end, request.session, Fate.ABORTED))
+        self.ledger.end(request.session, Fate.ABORTED)
 
     def completed(self, group: GroupState) -> None:
-        pace, env = self.pace, _env(group)
-        self._opened[env] -= 1
+        pace = self.pace
         if group.is_void and pace.refills:
             self._lost_groups += 1
             self._end_unused(group, Fate.VOIDED)
         elif all(one.keeps(group.group()) for one in pace.filters):
             self._kept.append(True)
-            self._held[env] += 1
             self._buffer.append(group)
         else:
             self._kept.append(False)
@@ -317,8 +316,10 @@ class Continuous(Plan):
     def _room(self) -> list[int]:
         """Return how many groups of each environment may be opened."""
         pace, room = self.pace, self._quota(self.version, self.pace.ahead + 1)
+        all_kept = Counter(group.place.env for group in [*self._buffer, *self._training])
+        all_opened = Counter(group.place.env for group in self._scheduler.groups.values())
         for env, window in enumerate(room):
-            kept, opened = self._held[env], self._opened[env]
+            kept, opened = all_kept[env], all_opened[env]
             if self._is_at_cap or kept >= window:
                 room[env] = 0
             elif pace.filters and pace.ahead == 0:
@@ -344,22 +345,26 @@ class Continuous(Plan):
     def _next_batch(self) -> list[GroupState] | None:
         """Return the groups of the batch that may be taken now; None if it must wait."""
         pace, quota = self.pace, self._quota(self.version)
+        if self._replay is not None:
+            wanted = {place.number for place in self._replay[self.version + 1]}
+            waiting = {*self._scheduler.groups, *(place.number for place, _ in self._logged)}
+            return None if wanted & waiting else [group for group in self._buffer if group.place.number in wanted]
         if not pace.refills:
             return [*self._buffer] if len(self._buffer) >= sum(quota) else None
         if len(self._buffer) < sum(quota) and not self._is_at_cap:
             return None
-        by_age = sorted(self._buffer, key=lambda group: (self._oldest(group), group.request.number))
+        by_age = sorted(self._buffer, key=lambda group: (self._oldest(group), group.place.number))
         chosen: list[GroupState] = []
         for env, size in enumerate(quota):
-            chosen += [group for group in by_age if _env(group) == env][:size]
+            chosen += [group for group in by_age if group.place.env == env][:size]
         if len(chosen) < sum(quota):
             if not self._is_at_cap or self._scheduler.groups:
                 return None
             if not chosen:
                 raise EnvkitError(self._why_no_batch())
         if pace.lag_policy is LagPolicy.WAIT:
-            taken = {group.request.number for group in chosen}
-            rest = [group for group in by_age if group.request.number not in taken]
+            taken = {group.place.number for group in chosen}
+            rest = [group for group in by_age if group.place.number not in taken]
             while rest and not self._can_wait(rest):  # more groups were kept than expected
                 self._drop(rest.pop())
             opened = sorted(self._scheduler.groups.values(), key=self._oldest)
@@ -372,7 +377,7 @@ class Continuous(Plan):
         pace = self.pace
         quotas = [self._quota(self.version + 1 + number) for number in range(pace.max_lag)]
         for env in range(len(quotas[0]) if quotas else 0):
-            oldest = [one for group in groups if _env(group) == env and (one := group.oldest) is not None]
+            oldest = [one for group in groups if group.place.env == env and (one := group.oldest) is not None]
             if not staleness.can_wait(oldest, self.version, pace.max_lag, [quota[env] for quota in quotas]):
                 return False
         return True
@@ -388,19 +393,16 @@ class Continuous(Plan):
 
     def _drop(self, group: GroupState) -> None:
         """Drop a group, and play its task again later."""
-        if group.request.number in self._scheduler.groups:
-            self._opened[_env(group)] -= 1
-        else:
-            self._held[_env(group)] -= 1
+        if group in self._buffer:
             self._buffer.remove(group)
         self._scheduler.drop(group, StopReason.STALE)
         self._end_unused(group, Fate.STALE)
-        self._cursor.give_back([_place(group)])
+        self._cursor.give_back([group.place])
 
     def _end_unused(self, group: GroupState, fate: Fate) -> None:
         for one in group.last.values():
             if _is_open(one):
-                self._entered(partial(self.ledger.end, one.session, fate))
+                self.ledger.end(one.session, fate)
 
     def _oldest(self, group: GroupState) -> int:
         return self.version if group.oldest is None else group.oldest
@@ -418,22 +420,6 @@ class Continuous(Plan):
     def _arrive(self) -> None:
         self._arrived.set()
         self._arrived = anyio.Event()
-
-    def _entered(self, entry: Callable[[], None]) -> None:
-        """Make an entry in the ledger; an error of the accounts does not end the run, but is found."""
-        try:
-            entry()
-        except EnvkitError as error:
-            self.problems.append(error.detail)
-
-
-def _place(group: GroupState) -> Place:
-    assert group.request.place is not None, "every group of training has a place in the run"
-    return group.request.place
-
-
-def _env(group: GroupState) -> int:
-    return _place(group).env
 
 
 def _has_samples(trajectory: Trajectory) -> bool:

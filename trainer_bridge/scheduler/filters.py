@@ -12,8 +12,8 @@ from envkit.types import JSON, Group
 _SPREAD = 1e-6
 """Smallest difference of returns that counts, relative to their size; smaller ones are rounding errors."""
 
-_FIRST = 20
-"""Number of first groups that are not compared with others."""
+_FIRST, _WINDOW = 20, 256
+"""Number of first groups that are not compared with others, and of last groups that a group is compared with."""
 
 
 class Filter(Protocol):
@@ -64,21 +64,16 @@ class SuccessBand:
 class TopVariance:
     """Keeps the share of groups whose returns vary most, compared with the last groups (RAGEN); never one without any.
 
-    Attributes:
-        share: Share of groups to keep, in (0, 1].
-        window: Number of last groups that a group is compared with.
+    `share`, in (0, 1], is the share of groups to keep.
     """
 
     share: float
-    window: int = 256
     name: str = "top_variance"
-    _seen: deque[float] = field(default_factory=deque)
+    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def keeps(self, group: Group) -> bool:
         own = pvariance(returns_of(group) or [0.0])
         self._seen.append(own)
-        if len(self._seen) > self.window:
-            self._seen.popleft()
         if not ZeroVariance().keeps(group):
             return False
         return len(self._seen) <= _FIRST or sum(one >= own for one in self._seen) <= self.share * len(self._seen)
@@ -88,7 +83,7 @@ class TopVariance:
 
     def restore(self, state: JSON) -> None:
         assert isinstance(state, list), "state() wrote it"
-        self._seen = deque(float(str(one)) for one in state)
+        self._seen.extend(float(str(one)) for one in state)
 
 
 def returns_of(group: Group) -> list[float]:

@@ -1,20 +1,12 @@
-"""Hangs: whether an action made its environment hang, or the machine did.
-
-The actions of the episode are played again, without the engine, in two fresh places. Only if both give the same
-observations and hang at the same step, while other episodes of the environment go on, the action is the cause.
-"""
+"""Hangs: whether an action made its environment hang, or the machine did."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-
-from envkit.errors import PlayerStoppedError
-from envkit.protocols import EnvHost, EpisodePlayer, Player
-from envkit.types import Observation, Outcome, Reset, RolloutRequest, StopReason, Trajectory
+from envkit.protocols import EnvHost
+from envkit.types import RolloutRequest, StopReason, Trajectory
 
 from ..rollout.episode import RolloutLimits, play
-from ..rollout.players import Chooser
+from ..rollout.players import ScriptedPlayer
 
 _REPLAYS = 2
 """Number of fresh places in which an episode is played again."""
@@ -26,47 +18,20 @@ def hung_in_step(trajectory: Trajectory) -> bool:
     return is_late and bool(trajectory.turns) and trajectory.turns[-1].step is None
 
 
-async def failed_if_its_action_hangs(
-    trajectory: Trajectory, host: EnvHost, limits: RolloutLimits, steps_of_others: Callable[[], int]
-) -> Trajectory:
-    """Return the episode as a failure if its last action hangs again, and as it was otherwise.
+async def hangs_again(trajectory: Trajectory, host: EnvHost, limits: RolloutLimits) -> bool:
+    """Play the actions of an episode that hung in a step again, without the engine, in fresh places.
 
-    Args:
-        trajectory: An episode that hung in a step.
-        host: Leases the places of the replays.
-        limits: Limits of the episode.
-        steps_of_others: Returns a number that grows with the steps of other episodes of the environment.
+    Returns:
+        Whether all give the same observations and hang at the same step.
     """
-    player = _Replay([turn.action for turn in trajectory.turns])
-    before = steps_of_others()
+    # An episode that goes on after the actions is void, so that nothing grades it.
+    player = ScriptedPlayer([[turn.action for turn in trajectory.turns]], stop=StopReason.ABORTED)
     for number in range(_REPLAYS):
         request = RolloutRequest(f"{trajectory.session}/replay-{number}", trajectory.task, trajectory.member)
         replay = await play(host, player, limits, request)
         if not hung_in_step(replay) or _observed(replay) != _observed(trajectory):
-            return trajectory
-    if steps_of_others() == before:
-        return trajectory
-    reward = sum(turn.step.reward for turn in trajectory.turns if turn.step is not None)
-    declared = {} if trajectory.start is None else trajectory.start.info.get("metrics")
-    metrics = {"success": 0.0} if isinstance(declared, dict) and "success" in declared else {}
-    return replace(trajectory, outcome=Outcome.score(StopReason.HUNG, reward, metrics))
-
-
-@dataclass(frozen=True, slots=True)
-class _Replay(Player):
-    """Plays given actions; an episode that goes on after them is void, so that nothing grades it."""
-
-    actions: Sequence[str]
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        left = iter(self.actions)
-
-        def choose(observation: Observation) -> str:
-            if (action := next(left, None)) is None:
-                raise PlayerStoppedError(StopReason.ABORTED)
-            return action
-
-        return Chooser(choose)
+            return False
+    return True
 
 
 def _observed(trajectory: Trajectory) -> list[str | None]:

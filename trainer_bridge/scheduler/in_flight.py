@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import anyio
 
 from envkit import clock
-from envkit.protocols import Episode, EpisodePlayer, Gate, Player
+from envkit.protocols import Episode, EpisodePlayer, Player
 from envkit.types import Action, Observation, Reset, RolloutRequest, StopReason, Trajectory
 
-from ..rollout.episode import RunningEpisode
+from ..rollout.episode import Phase, RunningEpisode
 from .accounting import Ledger
 
 _ABORT_S = 5.0
@@ -20,34 +20,35 @@ _ABORT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class InFlight:
+class InFlight(RunningEpisode):
     """An episode in progress.
 
     Attributes:
-        request: What is played.
-        episode: Its record so far.
-        version: Version of the weights when its first turn reached the engine, so that none of its tokens is older;
-            None before its first turn.
+        weights: Returns the version of the engine's weights.
+        version: This version when its first turn reached the engine, so that none of its tokens is older; None before
+            its first turn.
         is_replaced: Whether another member was started because this one takes long.
         verdict: Why the scheduler aborts it; None if it does not.
-        scope: Cancels it.
-        ended: Set at its end.
     """
 
-    request: RolloutRequest
-    episode: RunningEpisode
+    weights: Callable[[], int] = field(kw_only=True)
     version: int | None = None
     is_replaced: bool = False
     verdict: StopReason | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
 
+    def waits(self, doing: Phase) -> float:
+        if doing == "engine" and self.version is None:
+            self.version = self.weights()
+        return RunningEpisode.waits(self, doing)
+
     async def abort(self) -> None:
         """End the episode at once. Its record has the tokens so far of a completion in progress."""
-        self.episode.is_aborted = True
-        if self.episode.doing == "engine" and self.episode.player is not None:
+        self.is_aborted = True
+        if self.doing == "engine" and self.player is not None:
             with anyio.move_on_after(_ABORT_S):
-                await self.episode.player.abort()
+                await self.player.abort()
                 await self.ended.wait()
         self.scope.cancel()
 
@@ -55,28 +56,8 @@ class InFlight:
         """Return the record of an aborted episode, which is void."""
         assert self.verdict is not None, "only an aborted episode"
         reason = "its tokens would be too old" if self.verdict is StopReason.STALE else "its group did not need it"
-        self.episode.void(self.verdict, f"aborted: {reason}")
-        return self.episode.trajectory()
-
-
-@dataclass(frozen=True, slots=True)
-class VersionGate(Gate):
-    """A gate that notes with which version of the weights an episode begins to act."""
-
-    gate: Gate
-    flight: InFlight
-    version: Callable[[], int]
-
-    def arrive(self) -> None:
-        self.gate.arrive()
-
-    async def together(self) -> None:
-        await self.gate.together()
-        if self.flight.version is None:
-            self.flight.version = self.version()
-
-    def leave(self, *, arrived: bool) -> None:
-        self.gate.leave(arrived=arrived)
+        self.void(self.verdict, f"aborted: {reason}")
+        return self.trajectory()
 
 
 @dataclass(slots=True)
@@ -115,10 +96,6 @@ class CountedPlayer(Player):
     player: Player
     ledger: Ledger
     busy: Busy = field(default_factory=Busy)
-
-    @property
-    def repeats(self) -> bool:
-        return self.player.repeats
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         return _Episode(self.player.begin(request, start), request.session, self)

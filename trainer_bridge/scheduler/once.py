@@ -8,15 +8,15 @@ then reproduce the same episodes bit by bit. Graders of earlier episodes may sti
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from envkit.errors import leaves
 from envkit.protocols import EnvHost, Player
 from envkit.types import Group, RolloutRequest, Task, Trajectory, stable_hash
 
 from ..rollout.episode import RolloutLimits
+from .cursor import Place
 from .groups import GroupState
-from .requests import GroupRequest
 from .scheduler import Plan, Scheduler
 
 
@@ -78,7 +78,7 @@ class Rollout:
         ]
         plan = _Once(
             iter(
-                GroupRequest(index, tasks[index], tuple(members), len(members))
+                GroupState(Place(index, 0, index), tuple(members), len(members))
                 for index, members in enumerate(requests)
                 if members
             ),
@@ -96,38 +96,31 @@ class Rollout:
         return RolloutResult(groups, tuple(void))
 
 
+@dataclass(slots=True)
 class _Once(Plan):
     """Opens all groups at once."""
 
-    version = 0
+    requests: Iterator[GroupState]
+    in_lockstep: bool
+    on_begin: Callable[[RolloutRequest], None]
+    on_end: Callable[[Trajectory], None]
+    groups: dict[int, Group] = field(default_factory=dict)
+    void: list[Trajectory] = field(default_factory=list)
+    version: int = 0
 
-    def __init__(
-        self,
-        requests: Iterator[GroupRequest],
-        in_lockstep: bool,
-        on_begin: Callable[[RolloutRequest], None],
-        on_end: Callable[[Trajectory], None],
-    ) -> None:
-        self._requests = requests
-        self.in_lockstep = in_lockstep
-        self._on_begin = on_begin
-        self._on_end = on_end
-        self.groups: dict[int, Group] = {}
-        self.void: list[Trajectory] = []
-
-    def next_group(self) -> GroupRequest | None:
-        return next(self._requests, None)
+    def next_group(self) -> GroupState | None:
+        return next(self.requests, None)
 
     def began(self, request: RolloutRequest) -> None:
-        self._on_begin(request)
+        self.on_begin(request)
 
     def ended(self, trajectory: Trajectory, *, is_needed: bool) -> None:
         if trajectory.is_void:
             self.void.append(trajectory)
-        self._on_end(trajectory)
+        self.on_end(trajectory)
 
     def completed(self, group: GroupState) -> None:
-        self.groups[group.request.number] = group.group()
+        self.groups[group.place.number] = group.group()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,7 @@ class Pace:
         ahead: Batches that may be open, buffered or in training besides the next one.
         max_lag: Maximum lag of a token in versions; at least `ahead`.
         lag_policy: What happens to tokens that would be older.
-        straggler: See `Scheduler`.
-        fails_hangs: See `Scheduler`.
-        filters: Reject groups, which others then replace.
         max_filtered: Batches' worth of rejected groups after which a batch is taken with the groups that there are.
-        temperature: Sampling temperature.
-        seed: Seed of the sampling.
     """
 
     steps: int

@@ -18,12 +18,11 @@ from envkit import clock
 from envkit.protocols import EnvHost, Gate, Player
 from envkit.types import RolloutRequest, StopReason, Trajectory
 
-from ..rollout.episode import RolloutLimits, RunningEpisode, play
+from ..rollout.episode import RolloutLimits, play
 from ..rollout.gates import Lockstep, OpenGate
 from .groups import GroupState
-from .hangs import failed_if_its_action_hangs, hung_in_step
-from .in_flight import InFlight, VersionGate
-from .requests import GroupRequest
+from .hangs import hangs_again, hung_in_step
+from .in_flight import InFlight
 
 _DURATIONS, _LEAST_DURATIONS = 200, 20
 """Number of latest episodes of an environment whose median duration counts, and the least number."""
@@ -37,7 +36,7 @@ class Plan(Protocol):
     version: int
     """Version of the engine's weights."""
 
-    def next_group(self) -> GroupRequest | None:
+    def next_group(self) -> GroupState | None:
         """Return the next group to open; None if none is to be opened at present."""
         ...
 
@@ -66,15 +65,12 @@ class Scheduler:
     """Plays the groups of a plan.
 
     Args:
-        host: Leases the environments.
-        player: Chooses the actions.
-        limits: Limits of each episode, and the number of retries.
         num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
             being graded do not count.
-        plan: What to play.
         straggler: An episode is replaced after this many times the median duration of its environment's episodes, once
             half of its group has ended: another one starts, and the first to end counts. None: never.
-        fails_hangs: Whether an episode whose action makes its environment hang has failed; see `hangs`.
+        fails_hangs: Whether an episode fails, and is not void, if its action makes the environment hang, and does so
+            again in fresh places while other episodes of the environment go on.
 
     Attributes:
         groups: The groups that are open, by number.
@@ -134,13 +130,13 @@ class Scheduler:
 
     def drop(self, group: GroupState, verdict: StopReason) -> None:
         """Close a group and abort what is played for it."""
-        self.groups.pop(group.request.number, None)
+        self.groups.pop(group.place.number, None)
         self._abort_rest(group, verdict)
 
     def _open(self) -> None:
-        while (request := self._plan.next_group()) is not None:
-            group = self.groups[request.number] = GroupState(request)
-            for member in request.members:
+        while (group := self._plan.next_group()) is not None:
+            self.groups[group.place.number], group.opened_s = group, clock.now()
+            for member in group.members:
                 self._ask(group, member)
 
     def _ask(self, group: GroupState, request: RolloutRequest) -> None:
@@ -149,20 +145,19 @@ class Scheduler:
         # Waves repeat void episodes only after all others, so that these are in the same waves in any case.
         attempt = request.attempt if self._plan.in_lockstep else 0
         self._asked += 1
-        order = (attempt, group.request.number, request.member, self._asked)
+        order = (attempt, group.place.number, request.member, self._asked)
         heapq.heappush(self._queue, (order, request, group))
 
     def _start(self, tasks: TaskGroup) -> None:
         """Start as many episodes as there are places, or the next wave."""
         host, limits = self._host, self._limits
-        places = max(1, min(self._num_envs, host.capacity))  # read each time, because a fleet may have shrunk
         if not self._plan.in_lockstep:
-            while self._acting < places and (found := self._next()) is not None:
+            while self._acting < self._places and (found := self._next()) is not None:
                 self._begin(tasks, *found, OpenGate())
             return
         if self._acting:
             return
-        wave = [found for _ in range(places) if (found := self._next()) is not None]
+        wave = [found for _ in range(self._places) if (found := self._next()) is not None]
         # An episode with a slot arrives within the time that a reset and a step may take.
         timeout_s = limits.step_timeout_s + (limits.reset_timeout_s or limits.step_timeout_s)
         gate = Lockstep(len(wave), timeout_s=timeout_s, queued=lambda: host.queued)
@@ -179,34 +174,27 @@ class Scheduler:
     def _begin(self, tasks: TaskGroup, request: RolloutRequest, group: GroupState, gate: Gate) -> None:
         self._acting += 1
         self._plan.began(request)
-        flight = InFlight(request, RunningEpisode(request, began_s=clock.now(), since_s=clock.now()))
+        flight = InFlight(request, began_s=clock.now(), since_s=clock.now(), weights=lambda: self._plan.version)
         group.playing[request.key] = self.in_flight[request.session] = flight
         tasks.start_soon(self._play, flight, group, gate)
 
     async def _play(self, flight: InFlight, group: GroupState, gate: Gate) -> None:
-        request, plan, took_s = flight.request, self._plan, 0.0
+        request = flight.request
         with flight.scope:
             trajectory = await play(
-                self._host,
-                self._player,
-                self._limits,
-                request,
-                VersionGate(gate, flight, lambda: plan.version),
-                on_played=self._played,
-                running=flight.episode,
+                self._host, self._player, self._limits, request, gate, on_played=self._played, running=flight
             )
-            took_s = clock.now() - flight.episode.began_s
-            if self._fails_hangs and hung_in_step(trajectory):
-                flight.is_replaced = True  # no straggler: it has ended
-                trajectory = await self._judge(trajectory)
+            if self._fails_hangs and hung_in_step(trajectory) and await self._hangs(trajectory):
+                flight.stop, flight.failure = StopReason.HUNG, None
+                trajectory = flight.trajectory()
         flight.ended.set()
         if flight.scope.cancelled_caught or (flight.verdict is not None and trajectory.is_void):
             trajectory = flight.aborted()
         del group.playing[request.key], self.in_flight[request.session]
         if trajectory.start is not None:
-            self._durations[request.task.env_id].append(took_s or clock.now() - flight.episode.began_s)
-            self._steps[request.task.env_id] += flight.episode.steps
-        plan.ended(trajectory, is_needed=flight.verdict is None)
+            self._durations[request.task.env_id].append(clock.now() - flight.began_s)
+            self._steps[request.task.env_id] += flight.steps
+        self._plan.ended(trajectory, is_needed=flight.verdict is None)
         if flight.verdict is None:
             again = group.end(request, trajectory, flight.version, self._limits.retries)
             if again is not None:
@@ -215,22 +203,28 @@ class Scheduler:
                 self._complete(group)
         self.wake()
 
-    async def _judge(self, trajectory: Trajectory) -> Trajectory:
-        """Play an episode that hung again, in a place of its own."""
-        env_id = trajectory.task.env_id
-
-        def steps_of_others() -> int:
-            playing = (one for one in self.in_flight.values() if one.request.task.env_id == env_id)
-            return self._steps[env_id] + sum(one.episode.steps for one in playing)
-
-        while self._acting >= max(1, min(self._num_envs, self._host.capacity)):
+    async def _hangs(self, trajectory: Trajectory) -> bool:
+        """Return whether an episode hangs again, in a place of its own, while others of its environment go on."""
+        while self._acting >= self._places:
             changed = self._changed
             await changed.wait()
         self._acting += 1
         try:
-            return await failed_if_its_action_hangs(trajectory, self._host, self._limits, steps_of_others)
+            before = self._steps_in(trajectory.task.env_id)
+            is_alike = await hangs_again(trajectory, self._host, self._limits)
+            return is_alike and self._steps_in(trajectory.task.env_id) > before
         finally:
             self._played()
+
+    def _steps_in(self, env_id: str) -> int:
+        """Return the number of steps that episodes of an environment have made."""
+        playing = (one for one in self.in_flight.values() if one.request.task.env_id == env_id)
+        return self._steps[env_id] + sum(one.steps for one in playing)
+
+    @property
+    def _places(self) -> int:
+        """Number of episodes that may act at once. A fleet may shrink."""
+        return max(1, min(self._num_envs, self._host.capacity))
 
     async def _replace_stragglers(self, factor: float) -> None:
         """Look for stragglers every second. A replacement is one more member of the group."""
@@ -238,12 +232,12 @@ class Scheduler:
             await anyio.sleep(1.0)
             usual_s = {env: median(seen) for env, seen in self._durations.items() if len(seen) >= _LEAST_DURATIONS}
             for group in self.groups.values():
-                env_id, size = group.request.task.env_id, group.request.size
+                env_id, size = group.task.env_id, group.size
                 if env_id not in usual_s or 2 * len(group.valid) < size:
                     continue
                 too_long_s = factor * usual_s[env_id]
                 for flight in [*group.playing.values()]:
-                    if not flight.is_replaced and clock.now() - flight.episode.began_s > too_long_s:
+                    if not flight.is_replaced and clock.now() - flight.began_s > too_long_s:
                         flight.is_replaced = True
                         self._ask(group, group.another(flight.request))
             self.wake()
@@ -256,7 +250,7 @@ class Scheduler:
         group.took_s = clock.now() - group.opened_s
         self._abort_rest(group, StopReason.ABORTED)
         self._plan.completed(group)
-        self.groups.pop(group.request.number, None)
+        self.groups.pop(group.place.number, None)
 
     def _abort_rest(self, group: GroupState, verdict: StopReason) -> None:
         for request in group.queued.values():

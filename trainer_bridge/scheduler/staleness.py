@@ -21,13 +21,9 @@ from ..samples import trained_parts
 def can_wait(oldest: Sequence[int], version: int, max_lag: int, batch_sizes: Sequence[int]) -> bool:
     """Return whether all groups can be used in time if a batch is taken now without them.
 
-    The next batches are then taken one version after the other, those with the oldest tokens first.
-
-    Args:
-        oldest: Version of the oldest token of each group that has tokens and would not be in the batch.
-        version: Current version.
-        max_lag: Maximum lag.
-        batch_sizes: Number of groups in each of the next `max_lag` batches.
+    The next batches are then taken one version after the other, those with the oldest tokens first. `oldest` has the
+    version of the oldest token of each group that has tokens and would not be in the batch, and `batch_sizes` the
+    number of groups in each of the next `max_lag` batches.
     """
     deadlines = sorted(one + max_lag - version for one in oldest)  # batches from now; 0 is the one that is taken
     capacity = np.cumsum([0, *batch_sizes])

@@ -78,8 +78,6 @@ class Teacher:
     """Plays the expert's moves, but replaces some of them by random moves.
 
     Attributes:
-        expert: Returns the best moves.
-        renderer: Converts states and moves to tokens.
         noise: Probability in [0, 1] of a move drawn at random from all legal moves.
         is_bare: Whether answers are bare moves (``up``) instead of the expert's format (``<answer>up</answer>``).
         turn_tokens: Maximum number of tokens of a completion, without the stop token; None means no limit.
@@ -155,13 +153,7 @@ async def lessons(
 ) -> list[Lesson]:
     """Let `teacher` play episodes, and return a lesson for each state in which the expert knows a good move.
 
-    Args:
-        host: Runs the environments.
-        teacher: Plays the episodes.
-        tasks: Tasks to play.
-        count: Maximum number of lessons.
-        seed: Seed of the teacher's random moves.
-        on_lesson: Called after each new lesson.
+    There are at most `count` lessons; `on_lesson` is called after each. The teacher's random moves depend on `seed`.
 
     Raises:
         ConfigError: The expert knew no move in any state of `_FRUITLESS_EPISODES` consecutive episodes.

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
 from envkit.errors import UsageError
 from envkit.types import Sample, stable_hash
 
+from ..render.chat import ChatRenderer
 from .demonstrations import unscored_sample
-
-
-class DialogueRenderer(Protocol):
-    """Converts a dialogue to tokens; see `ChatRenderer.dialogue`."""
-
-    def dialogue(self, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
 
 
 class _DialogueMessage(msgspec.Struct, frozen=True):
@@ -55,13 +50,10 @@ class Dialogues:
         return batch
 
 
-def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -> Dialogues:
+def read_dialogues(path: Path, renderer: ChatRenderer, *, max_tokens: int) -> Dialogues:
     """Read a file with ``{"messages": [{"role": "user", "content": "..."}, ...]}`` per line; blank lines are ignored.
 
-    Args:
-        path: The file, in UTF-8.
-        renderer: Converts dialogues to tokens.
-        max_tokens: Maximum length of a dialogue in tokens; longer dialogues are skipped.
+    The file is in UTF-8. Dialogues of more than `max_tokens` tokens are skipped.
 
     Raises:
         UsageError: The file cannot be read or has no dialogues, a line is not a dialogue with a message of the

@@ -49,8 +49,8 @@ async def serve_model(socket: str, name: str, url: str | None = None) -> None:
             raise UsageError(f"{name} has no chat template")
         context = EngineContext(section=section, model=model, max_tokens=max_tokens, threads=0, seed=0)
         engine = await open_part(parts, "engines", section.kind, context)
-        opening = ServedModel.opened(engine, renderer, max_tokens=max_tokens, turn_tokens=TURN_TOKENS)
-        await serve(AgentProxy(model=await parts.enter_async_context(opening)), uds=socket)
+        tasks = await parts.enter_async_context(clock.background_tasks())
+        await serve(AgentProxy(model=ServedModel(engine, renderer, max_tokens, TURN_TOKENS, tasks)), uds=socket)
 
 
 def main() -> None:

@@ -97,8 +97,9 @@ async def open_player(
     proxy = AgentProxy()
     async with _served(proxy) as address:
         playing = _agent_of(section, proxy, address)
-        opening = AgentPlayer.opened(playing, engine, renderer, limits, _selects(section), _without(section.ignore))
-        async with opening as player:
+        async with clock.background_tasks() as tasks:
+            selects, stable = _selects(section), _without(section.ignore)
+            player = AgentPlayer(playing, engine, renderer, limits, tasks, selects, stable)
             announce(f"agent: {section.function or section.command[0]}")
             yield player
             for (model, is_trained), count in player.models.most_common() if section.train else ():

@@ -25,6 +25,8 @@ from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
+from envkit.trainer_bridge.run_folder.record import SCHEDULE
+from envkit.trainer_bridge.scheduler.cursor import Schedule, read_schedule
 from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
 from envkit.types import Task
 from envkit.wiring import environments, tasks
@@ -281,6 +283,20 @@ def pace_of(run: RunConfig) -> Pace:
         temperature=section.temperature,
         seed=run.seed,
     )
+
+
+def replay_of(run: RunConfig) -> Schedule | None:
+    """Return the schedule of the run whose groups are played again; None without one.
+
+    Raises:
+        UsageError: The folder has no schedule, or it is damaged.
+    """
+    if (folder := run.rollout.replay_schedule) is None:
+        return None
+    path = Path(folder) / SCHEDULE
+    if not path.is_file():
+        raise UsageError(f"rollout.replay_schedule: {folder} has no {SCHEDULE}; name the folder of a training run")
+    return read_schedule(read_rows(path))
 
 
 def specs_of(run: RunConfig) -> list[EnvSpec]:

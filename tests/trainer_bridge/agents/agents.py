@@ -184,7 +184,8 @@ async def play_agent(
 ) -> Played:
     """Play an episode with an agent, and check it; see `checked`."""
     host = host or ScriptedHost(lambda task, lease: [Answer("Fix it.")])
-    async with AgentPlayer.opened(agent, engine, RENDERER, limits, selects, stable) as player:
+    async with clock.background_tasks() as tasks:
+        player = AgentPlayer(agent, engine, RENDERER, limits, tasks, selects, stable)
         request = RolloutRequest("train/0/0", Task("A-v0", 0), 0)
         return checked(Played(await play(host, player, limits, request), player), engine)
 

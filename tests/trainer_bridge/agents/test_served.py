@@ -46,9 +46,8 @@ async def ask(proxy: AgentProxy, path: str, body: dict[str, Any], key: str = "an
 
 def serving(engine: LetterEngine, main: Callable[[ServedModel], Awaitable[None]]) -> None:
     async def run() -> None:
-        opening = ServedModel.opened(engine, ChatRenderer(TOKENIZER), max_tokens=400, turn_tokens=100)
-        async with opening as model:
-            await main(model)
+        async with clock.background_tasks() as tasks:
+            await main(ServedModel(engine, ChatRenderer(TOKENIZER), 400, 100, tasks))
 
     clock.run(run, virtual=True)
 

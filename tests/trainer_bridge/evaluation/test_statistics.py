@@ -68,4 +68,3 @@ def test_each_length_is_a_stratum_of_its_own_with_its_own_interval() -> None:
 def test_too_many_lengths_are_merged_in_order_with_about_equal_numbers_of_tasks() -> None:
     found = strata([(length, [True]) for length in (1, 1, 1, 1, 2, 3, 4, 5, 40, 90)], most=3)
     assert [(one.shortest, one.longest, one.episodes) for one in found] == [(1, 1, 4), (2, 4, 3), (5, 90, 3)]
-    assert found[2].mean == 45.0

@@ -25,7 +25,7 @@ async def walk(lockstep: Lockstep, pauses: Sequence[float], passed: list[float],
 
 def test_lockstep_opens_when_the_last_one_comes_or_leaves() -> None:
     async def main() -> list[list[float]]:
-        lockstep, passed = Lockstep(3, timeout_s=100), [list[float]() for _ in range(3)]
+        lockstep, passed = Lockstep(3, timeout_s=100, queued=lambda: 0), [list[float]() for _ in range(3)]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(walk, lockstep, (1, 1, 1), passed[0])
             tasks.start_soon(walk, lockstep, (5, 1), passed[1])
@@ -38,7 +38,7 @@ def test_lockstep_opens_when_the_last_one_comes_or_leaves() -> None:
 
 def test_lockstep_does_not_wait_for_one_that_was_cancelled_in_it() -> None:
     async def main() -> float:
-        lockstep = Lockstep(2, timeout_s=100)
+        lockstep = Lockstep(2, timeout_s=100, queued=lambda: 0)
 
         async def unenforced() -> None:
             lockstep.arrive()
@@ -60,7 +60,7 @@ def test_lockstep_does_not_wait_for_one_that_was_cancelled_in_it() -> None:
 
 def test_lockstep_waits_only_so_long_for_those_that_have_not_come() -> None:
     async def main() -> list[list[float]]:
-        lockstep, passed = Lockstep(3, timeout_s=10), [list[float]() for _ in range(3)]
+        lockstep, passed = Lockstep(3, timeout_s=10, queued=lambda: 0), [list[float]() for _ in range(3)]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(walk, lockstep, (1, 20, 1, 1), passed[0])
             tasks.start_soon(walk, lockstep, (4, 1, 1), passed[1])

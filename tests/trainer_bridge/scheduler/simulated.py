@@ -25,6 +25,7 @@ from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.scheduler.continuous import Continuous
+from envkit.trainer_bridge.scheduler.cursor import Schedule
 from envkit.trainer_bridge.scheduler.pace import Batch, Pace
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
@@ -149,6 +150,7 @@ class Simulation:
         weights: Sequence[float] = (1.0,),
         repeats: bool = False,
         cut_s: float = math.inf,
+        replay: Schedule | None = None,
         **limits: Any,
     ) -> None:
         self.host, self.cut_s, self.notes = host, cut_s, Notes()

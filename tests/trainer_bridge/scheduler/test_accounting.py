@@ -74,41 +74,42 @@ def test_attempts_that_the_scheduler_does_not_have_are_named() -> None:
     ]
 
 
-def test_an_attempt_out_of_order_is_an_error() -> None:
+def test_an_attempt_out_of_order_is_a_problem_once() -> None:
     ledger = ledger_of("a.0")
     ledger.end("a.0", Fate.VOIDED)
-    with pytest.raises(EnvkitError, match=r"^episode a\.0 ended as trained, but is not open"):
-        ledger.end("a.0", Fate.TRAINED)
-    with pytest.raises(EnvkitError, match=r"^episode c\.0 ended as stale, but is not open"):
-        ledger.end("c.0", Fate.STALE)
-    with pytest.raises(EnvkitError, match=r"^episode c\.0 is neither asked for nor open, and cannot become in_flight$"):
-        ledger.begin("c.0")
+    ledger.end("a.0", Fate.TRAINED)
+    ledger.end("c.0", Fate.STALE)
+    ledger.begin("c.0")
     ledger.ask("b.0")
-    with pytest.raises(EnvkitError, match=r"^episode b\.0 was asked for twice$"):
-        ledger.ask("b.0")
+    ledger.ask("b.0")
     ledger.begin("b.0")
-    with pytest.raises(EnvkitError, match=r"^episode b\.0 ended as trained, but is in progress$"):
-        ledger.end("b.0", Fate.TRAINED)
+    ledger.end("b.0", Fate.TRAINED)
+    assert ledger.problems(queued=0, in_flight=1, finished=0) == [
+        "episode a.0 ended as trained, but is not open: it has ended, or was never asked for",
+        "episode c.0 ended as stale, but is not open: it has ended, or was never asked for",
+        "episode c.0 is neither asked for nor open, and cannot become in_flight",
+        "episode b.0 was asked for twice",
+        "episode b.0 ended as trained, but is in progress",
+    ]
+    assert ledger.problems(queued=0, in_flight=1, finished=0) == []
 
 
-def test_a_record_without_all_tokens_is_an_error() -> None:
+def test_a_record_without_all_tokens_is_a_problem() -> None:
     ledger = Ledger()
     ledger.ask("a.0")
     ledger.begin("a.0")
     ledger.receive("a.0", 5)
-    with pytest.raises(EnvkitError, match=r"^episode a\.0: 5 tokens were sampled, and its record has 3$"):
-        ledger.finish("a.0", 3)
+    ledger.finish("a.0", 3)
+    assert ledger.problems(queued=0, in_flight=0, finished=1) == [
+        "episode a.0: 5 tokens were sampled, and its record has 3"
+    ]
 
 
 def test_what_was_in_progress_at_a_checkpoint_is_aborted_after_it() -> None:
     before = ledger_of("a.0", "b.0", tokens=7)
     before.end("a.0", Fate.TRAINED, masked={"lag": 2})
     before.ask("c.0")
-    older = {
-        "begun" if name == "asked" else name.removesuffix("_lag"): count for name, count in before.counts().items()
-    }
-    after = Ledger(older)
-    assert counted(after) == counted(Ledger(before.counts()))
+    after = Ledger(before.counts())
     assert counted(after) == {
         "asked": 3, "trained": 1, "aborted": 2, "tokens_sampled": 14, "tokens_trained": 5, "tokens_masked_lag": 2,
         "tokens_aborted": 7,

@@ -18,9 +18,9 @@ from envkit.errors import EnvkitError
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.scheduler.continuous import Continuous
+from envkit.trainer_bridge.scheduler.cursor import Cursor, read_schedule, shares
 from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
 from envkit.trainer_bridge.scheduler.pace import Batch, LagPolicy, Pace
-from envkit.trainer_bridge.scheduler.requests import Cursor, shares
 from envkit.types import Completion, FinishReason, Group, SamplingParams, Task, floats, ints, stable_hash
 from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine
 from tests.trainer_bridge.scheduler.schedules import problems, random_pace, random_run

@@ -1,7 +1,6 @@
-"""Requests for groups of episodes.
+"""The places of groups in a run: the cursor numbers them, and deals them to the environments of a mixture.
 
-The cursor numbers the groups of a run, and deals them to the environments of a mixture. The schedule of a run lists the
-groups that each train step trained on, so that another run can repeat them.
+A `Schedule` has those that a run trained on, so that another run can repeat them.
 """
 
 from __future__ import annotations
@@ -9,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
+from typing import TypeAlias
 
 from envkit.errors import UsageError
-from envkit.types import JSON, Group, RolloutRequest, Task
+from envkit.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +31,8 @@ class Place:
     round: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRequest:
-    """A group of episodes to play.
-
-    Attributes:
-        number: Number that orders groups: those with lower numbers are played first.
-        task: The task of all episodes.
-        members: Request of each episode.
-        size: Number of valid episodes that the group needs. The other members are extra: as soon as `size` are valid,
-            the rest is aborted.
-        least: Number of valid episodes that the group needs at least to be of use, when retries are used up.
-        place: Its place in the run; None outside of training.
-    """
-
-    number: int
-    task: Task
-    members: tuple[RolloutRequest, ...]
-    size: int
-    least: int = 1
-    place: Place | None = None
+Schedule: TypeAlias = Mapping[int, Mapping[Place, tuple[int, ...]]]
+"""The groups of each train step, by its number: their places, and the indices of the members that were trained on."""
 
 
 class Cursor:
@@ -147,11 +129,18 @@ def shares(weights: Sequence[float], total: int) -> list[int]:
     return whole
 
 
-def row_of(groups: Sequence[tuple[Place, Group]]) -> dict[str, JSON]:
-    """Return the row of a train step in ``schedule.jsonl``: number, environment, task and members of each group."""
-    return {
-        "groups": [
-            [place.number, place.env, place.index, [one.member for one in group.trajectories if not one.is_void]]
-            for place, group in groups
-        ]
-    }
+def read_schedule(rows: Sequence[Mapping[str, JSON]]) -> Schedule:
+    """Return the schedule in the rows of ``schedule.jsonl``.
+
+    Raises:
+        UsageError: A row is damaged.
+    """
+    found: dict[int, Mapping[Place, tuple[int, ...]]] = {}
+    for row in rows:
+        try:
+            groups: list[tuple[int, int, int, list[int]]] = row["groups"]  # type: ignore[assignment]
+            step: int = row["step"]  # type: ignore[assignment]
+            found[step] = {Place(*place): tuple(members) for *place, members in groups}
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the schedule has a damaged row: {row}") from error
+    return found
