@@ -119,6 +119,9 @@ class TrainRolloutSection(RolloutSection):
     straggler: Annotated[float, Field(gt=1)] | None = None
     """Once half of a group has ended, an episode that takes longer than this many times the median of its environment
     gets a replacement; the first to end counts, and the other is aborted. null: never."""
+    replay_schedule: UserPath | None = None
+    """Folder of another run, whose train steps train on the same groups in the same order, with the same members: for
+    finding out why a run with ahead went wrong. Its tokens may differ. null: none."""
     on_hang: Literal["void", "fail"] = "void"
     """What becomes of an episode whose step takes longer than step_timeout_s. void: it is played again; see `retries`.
     fail: its actions are played again in two fresh environments; if both hang at the same step while others go on, it

@@ -495,6 +495,7 @@ TRAIN: Mapping[str, How] = {
     "rollout.asynchronous": How(value=True, more=TWO_STEPS),
     "rollout.max_lag": How(2),
     "rollout.lag_policy": How("resume"),
+    "rollout.replay_schedule": How("/no/such/run"),
     "rollout.on_hang": How("fail", more={"env.options": {"hangs": True}}),
     "rollout.straggler": How(1.1, more={**LONG_ROOMS, "rollout.group_size": 8, **TWO_STEPS}),
     "rollout.filters": How(["zero_variance"], more=MANY),

@@ -26,6 +26,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that is already in the folder.")] = False,
+    replay_schedule: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Train on the groups of another run, in the same order.")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Train a policy from a training file. Ctrl-C saves a checkpoint and stops; --resume continues from it."""
@@ -34,6 +37,8 @@ def train(
     from envkit import config
     from envkit.wiring import api
 
+    if replay_schedule is not None:
+        overrides = [*(overrides or ()), f"rollout.replay_schedule={replay_schedule}"]
     folder = api.RUNS / file.stem if output is None else output
     summary = api.train(config.load(file, overrides or ()), output=folder, resume=resume, force=force)
     _print_summary(summary)

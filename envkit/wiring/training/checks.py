@@ -41,6 +41,7 @@ from envkit.wiring.training.resolve import (
     keys_of,
     lag_of,
     policy_kind,
+    replay_of,
 )
 
 _HIGHEST_RATE = 1e-4
@@ -267,6 +268,11 @@ def _rollout(run: RunConfig) -> Iterator[str]:
         yield "rollout.max_lag: no token is old while rollout.ahead is 0; leave it out, or set ahead"
     if not ahead and policy is not LagPolicy.WAIT:
         yield "rollout.lag_policy: no token is old while rollout.ahead is 0; leave it out, or set ahead"
+    with problem_of("rollout.replay_schedule"):
+        schedule = replay_of(run)
+    if schedule is not None and run.trainer.steps > (last := max(schedule, default=0)):
+        reason = f"{section.replay_schedule} has the groups of {last} train steps"
+        yield f"rollout.replay_schedule: {reason}; set trainer.steps to at most {last}"
 
 
 def _agent(run: RunConfig) -> Iterator[str]:

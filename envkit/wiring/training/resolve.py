@@ -21,6 +21,7 @@ from envkit.config.parts import (
 from envkit.config.training import EnvSection, RolloutSection, TrainRolloutSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
+from envkit.runs.files import read_rows
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
@@ -295,7 +296,7 @@ def replay_of(run: RunConfig) -> Schedule | None:
         return None
     path = Path(folder) / SCHEDULE
     if not path.is_file():
-        raise UsageError(f"rollout.replay_schedule: {folder} has no {SCHEDULE}; name the folder of a training run")
+        raise UsageError(f"{folder} has no {SCHEDULE}; name the folder of a training run")
     return read_schedule(read_rows(path))
 
 

@@ -54,6 +54,7 @@ from envkit.wiring.training.resolve import (
     parameters,
     parts_of,
     policy_kind,
+    replay_of,
     resolve,
     specs_of,
     task_in,
@@ -327,6 +328,7 @@ class _Run:
             version=state.step,
             state=state.schedule,
             counts=state.accounting,
+            replay=replay_of(run),
         )
         return TrainLoop(
             scheduler=scheduler,

@@ -175,6 +175,7 @@ class Simulation:
             version=state.step,
             state=state.schedule,
             counts=state.accounting,
+            replay=replay,
         )
         self.diagnostics = Diagnostics(
             DiagnosticSettings(stop_on=frozenset()), rows=[{"step": number + 1} for number in range(state.step)]

@@ -131,6 +131,19 @@ def test_a_run_killed_at_any_moment_trains_on_every_group_once(seed: int, tmp_pa
     assert trained == list(range(8 * pace.groups_per_step))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_schedule_that_is_replayed_has_the_same_groups_and_members(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    pace, how = random_pace(rng)
+    pace, how = replace(pace, steps=5), {**how, "step_timeout_s": math.inf}
+    first = Simulation(tmp_path / "first", SlowHost(heavy_tailed, seed=seed, turns=3, capacity=20), pace, **how).run()
+    schedule = read_schedule([{"step": step, **row} for step, row in first.notes.schedules.items()])
+    host = SlowHost(heavy_tailed, seed=seed + 100, turns=3, capacity=20)  # other latencies, so that other races are won
+    again = Simulation(tmp_path / "again", host, pace, replay=schedule, **how).run()
+    assert again.notes.schedules == first.notes.schedules
+    assert again.total("episodes_aborted") == 0
+
+
 def test_a_resumed_run_knows_what_its_filters_had_learned(tmp_path: Path) -> None:
     def part(steps: int) -> Simulation:
         top = TopVariance(0.5)

@@ -91,6 +91,10 @@ def run_of(**sections: Any) -> RunConfig:
             "rollout.max_lag: recomputed log-probabilities are those of the newest weights, which hides the lag ",
         ),
         (
+            {"rollout": {"replay_schedule": "tests"}},
+            "rollout.replay_schedule: tests has no schedule.jsonl; name the folder of a training run",
+        ),
+        (
             {"env": {"id": "Arithmetic-v0"}},
             "engine.model: a tiny policy needs a list of legal moves, which Arithmetic-v0 does not give; name a model",
         ),
@@ -129,6 +133,14 @@ def test_asynchronous_names_a_pace_whose_parts_can_be_set(rollout: dict[str, Any
 def test_a_correction_lets_any_loss_learn_from_older_tokens() -> None:
     algorithm = {"preset": "reinforce", "correction": "tis", "old_logprobs": "recomputed"}
     assert checks.check(run_of(rollout={"asynchronous": True}, algorithm=algorithm)) == []
+
+
+def test_a_schedule_with_fewer_train_steps_than_the_run_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "schedule.jsonl").write_text('{"step": 1, "groups": [[0, 0, 0, [0, 1]]]}\n')
+    replays = {"replay_schedule": str(tmp_path)}
+    assert checks.check(run_of(rollout=replays, trainer={"steps": 1})) == []
+    (found,) = checks.check(run_of(rollout=replays, trainer={"steps": 2}))
+    assert found.endswith("has the groups of 1 train steps; set trainer.steps to at most 1")
 
 
 def test_a_kind_of_sandbox_that_does_not_work_here_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
