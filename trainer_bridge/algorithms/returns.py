@@ -82,8 +82,7 @@ def gae_of(
     gamma: float,
     gae_lambda: float,
 ) -> Tensor:
-    """Return generalised advantage estimates [E, S], in float64; `envkit.trainer_bridge.algorithms.advantages.gae` has
-    the formula.
+    """Return generalised advantage estimates [E, S], in float64; `.advantages.critic.gae` has the formula.
 
     The value after the last step is 0; if a limit ended an episode of `stops`, it is `after_E`.
     """

@@ -1,1 +1,0 @@
-"""Aggregations: the weight of each token's loss in an update."""
