@@ -2,7 +2,7 @@
 
 Each request is streamed, so the tokens that arrived are kept if its server is lost. There is one way to continue a
 completion: the prompt and the tokens so far are sent as a new request for the rest. This is used after a pause that
-keeps completions, an aborted call, a lost server, and a drained server. So all tokens of a request come from one policy
+keeps completions, an aborted call, a lost server, and a frozen one. So all tokens of a request come from one policy
 version.
 """
 
@@ -250,29 +250,18 @@ class VllmEngine:
         replica = min(ready, key=lambda one: one.running)
         replica.frozen = self._current
         try:
-            await self.drain(replica.index)
+            await self._end([one for one in self._requests.values() if one.replica is replica])
             yield PinnedEngine(replica.index, self, partial(self._generate, replica))
         finally:
             with anyio.CancelScope(shield=True):
                 async with self._loading:
-                    before, replica.frozen = replica.frozen, None
                     current = self._current
                     try:
-                        if replica.is_ready and current is not before:
+                        if replica.is_ready and current is not replica.frozen:
                             await self._on_each([replica], lambda one: self._install(one, current))
                     finally:
-                        self.admit(replica.index)
-
-    async def drain(self, index: int) -> None:
-        """Send no more requests to a replica; those in progress there continue on others. Returns when it is idle."""
-        replica = self._replicas[index]
-        replica.is_draining = True
-        await self._end([one for one in self._requests.values() if one.replica is replica])
-
-    def admit(self, index: int) -> None:
-        """Send requests to a drained replica again."""
-        self._replicas[index].is_draining = False
-        self._notify()
+                        replica.frozen = None
+                        self._notify()
 
     def _ready(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.is_ready]
@@ -423,7 +412,7 @@ class VllmEngine:
             loads = {
                 one.index: one.running
                 for one in allowed
-                if one.is_ready and (not one.is_draining or one is pinned) and one.running < self._settings.max_num_seqs
+                if one.is_ready and (one.frozen is None or one is pinned) and one.running < self._settings.max_num_seqs
             }
             if loads and (self._pause is None or request.is_frozen):
                 chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)

@@ -105,8 +105,7 @@ class Replica:
         make_server: Makes a server to start; None if the server was started elsewhere.
         url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
-        is_draining: Whether it gets no new requests.
-        frozen: The weights that it keeps, whatever is loaded; see `VllmEngine.frozen`. None if it keeps none.
+        frozen: The weights that it keeps, whatever is loaded, for pinned requests only; see `VllmEngine.frozen`.
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
         version: Policy version of its weights.
@@ -121,7 +120,6 @@ class Replica:
     make_server: Callable[[], VllmServer] | None
     url: str = ""
     is_ready: bool = False
-    is_draining: bool = False
     frozen: Weights | None = None
     is_gone: bool = False
     running: int = 0
