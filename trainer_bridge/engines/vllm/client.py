@@ -35,18 +35,12 @@ _DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
 UNKNOWN = "default"
 """Label of the weights of a server that has just started."""
 _UNAVAILABLE = 500
+_FED_TOKENS = {"vllm:prompt_tokens_total": 1, "vllm:generation_tokens_total": 1, "vllm:prefix_cache_hits_total": -1}
+"""vLLM's metrics that count tokens, and their signs in the number of those that the model has processed."""
 
 
 class ServerLostError(Exception):
-    """The server does not answer, or its engine has failed. The message is the reason.
-
-    Attributes:
-        is_stall: Whether the server accepted a request, and then sent nothing for too long.
-    """
-
-    def __init__(self, reason: str, *, is_stall: bool = False) -> None:
-        super().__init__(reason)
-        self.is_stall = is_stall
+    """The server does not answer, or its engine has failed. The message is the reason."""
 
 
 @dataclass(slots=True)
@@ -121,10 +115,10 @@ class VllmClient:
                 envkit's arguments, has the weights of another run, or takes no adapters although it should.
         """
         try:
-            (model, *_) = (await self._call("GET", "/v1/models"))["data"]
+            (model, *_) = (await self._call("GET", "/v1/models")).json()["data"]
             self._base, limit = str(model["id"]), int(model["max_model_len"])
-            self._is_full = str((await self._call("GET", "/weight_info"))["weight_version"]).endswith(_FULL)
-            found = _DTYPE.search((await self._call("GET", "/server_info"))["vllm_config"])
+            self._is_full = str((await self._call("GET", "/weight_info")).json()["weight_version"]).endswith(_FULL)
+            found = _DTYPE.search((await self._call("GET", "/server_info")).json()["vllm_config"])
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise UsageError(f"{self.url} is not a vLLM server for envkit; start one with `envkit vllm`") from error
         self.model = self._base
@@ -240,8 +234,7 @@ class VllmClient:
             if clock.now() - self._last_s < self._stall_timeout_s:
                 into.finish = "abort"
                 return
-            reason = f"no token within {self._stall_timeout_s:g} s"
-            raise ServerLostError(reason, is_stall=True) from error
+            raise ServerLostError(f"no token within {self._stall_timeout_s:g} s") from error
         except httpx.HTTPError as error:
             raise ServerLostError(_reason(error)) from error
         if into.finish is None:
@@ -272,16 +265,11 @@ class VllmClient:
             ServerLostError: The server was lost.
             UsageError: The server cannot fetch them; it still has its old weights.
         """
-        if await self._lacks(_FETCH):
-            raise UsageError(
-                f"the vLLM server {self.url} cannot fetch weights; start it with this version of `envkit vllm`, or set "
-                "engine.weights_folder"
-            )
         try:
             found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
         except UsageError:
             found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
-        return str(found["path"])
+        return str(found.json()["path"])
 
     async def load(self, weights: Weights) -> None:
         """Load weights or an adapter, and drop the prefix cache. No request may be in progress.
@@ -318,33 +306,17 @@ class VllmClient:
 
     async def fed_tokens(self) -> int:
         """Return the number of tokens that the model has processed, without those from the prefix cache."""
-        found = await self._metrics()
-        names = ("prompt_tokens_total", "generation_tokens_total")
-        return round(sum(found.get(name, 0.0) for name in names) - found.get("prefix_cache_hits_total", 0.0))
-
-    async def is_busy(self) -> bool:
-        """Whether it has requests."""
-        found = await self._metrics()
-        return any(found.get(name) for name in ("num_requests_running", "num_requests_waiting"))
-
-    async def _metrics(self) -> dict[str, float]:
-        """Return the sums of vLLM's metrics by name."""
-        found: dict[str, float] = {}
-        for line in (await self._send("GET", "/metrics")).text.splitlines():
+        fed = 0.0
+        for line in (await self._call("GET", "/metrics")).text.splitlines():
             name, _, value = line.rpartition(" ")
-            if name.startswith("vllm:"):
-                key = name.partition("{")[0].removeprefix("vllm:")
-                found[key] = found.get(key, 0.0) + float(value)
-        return found
+            if sign := _FED_TOKENS.get(name.partition("{")[0]):
+                fed += sign * float(value)
+        return round(fed)
 
     async def _set_label(self, version: int) -> None:
         await self._call("POST", "/update_weight_version", {"new_version": self.label(version)})
 
-    async def _call(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> Any:
-        reply = await self._send(method, path, body, is_load=is_load)
-        return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else None
-
-    async def _send(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> httpx.Response:
+    async def _call(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> httpx.Response:
         self._check_open()
         try:
             reply = await self._http.request(

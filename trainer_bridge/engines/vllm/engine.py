@@ -149,7 +149,8 @@ class VllmEngine:
             raise SessionConflictError(
                 f"session {session}: a completion is in progress; wait for it, or use another session"
             )
-        return await self._complete(Request.of(self._new_id(), prompt_ids, params, session, so_far, pinned))
+        request = Request(params, so_far, id=self._new_id(), prompt=[*prompt_ids], session=session, pinned=pinned)
+        return await self._complete(request)
 
     async def abort(self, session: str) -> None:
         """See `envkit.protocols.Engine.abort`."""
@@ -294,8 +295,6 @@ class VllmEngine:
         await replica.start(self._settings, self._announce)
         async with self._loading:
             settings = self._settings
-            if replica.make_server is None and not replica.restarts and await replica.client.is_busy():
-                raise UsageError(f"another run uses the vLLM server {replica.url}; give each run its own servers")
             await replica.client.connect(
                 max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
             )

@@ -113,7 +113,6 @@ class Replica:
         fetched_path: Path of these files on the server's machine.
         restarts: Number of times that it was lost.
         loss: Why it was lost; empty while it is not.
-        is_stalled: Whether it was lost because it sent nothing for too long.
     """
 
     index: int
@@ -128,7 +127,6 @@ class Replica:
     fetched_path: str = ""
     restarts: int = 0
     loss: str = ""
-    is_stalled: bool = False
     _lost: anyio.Event = field(default_factory=anyio.Event)
     _client: VllmClient | None = None
     _server: VllmServer | None = None
@@ -142,12 +140,11 @@ class Replica:
     def lose(self, error: ServerLostError) -> None:
         """Send no more requests to the server, until it is back."""
         self.is_ready, self.loss = False, str(error)
-        self.is_stalled = error.is_stall
         self._lost.set()
 
     def is_back(self) -> None:
         """The server answers, and has the current weights."""
-        self.is_ready, self.loss, self.is_stalled = True, "", False
+        self.is_ready, self.loss = True, ""
         self._lost = anyio.Event()
 
     async def start(self, settings: VllmSettings, announce: Callable[[str], None]) -> None:
@@ -192,8 +189,7 @@ class Replica:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ended)
             await self._lost.wait()
-            if not self.is_stalled:
-                await anyio.sleep(_EXIT_S)
+            await anyio.sleep(_EXIT_S)
             await server.kill()
         return f"{self.loss} (the process: {reason})" if self.loss and reason else reason or self.loss
 
