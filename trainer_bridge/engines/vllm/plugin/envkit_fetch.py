@@ -17,7 +17,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from http.client import HTTPException
 from pathlib import Path
@@ -32,7 +32,8 @@ PATH = "/envkit/fetch_weights"
 MANIFEST = "manifest.json"
 DELTA = ".delta"
 """End of the name of a delta."""
-_MEMORY = Path("/dev/shm")
+MEMORY = Path("/dev/shm")
+"""A file system in memory, on Linux."""
 _CHUNK = 1 << 22
 _TIMEOUT_S = 60.0
 """Maximum seconds without a byte of the trainer's."""
@@ -73,7 +74,7 @@ class Store:
             try:
                 with self._open(f"{url}/{MANIFEST}", timeout=_TIMEOUT_S) as reply:
                     files: list[dict[str, Any]] = json.load(reply)["files"]
-                folder = self._folder = self._folder or self._new_folder(sum(one["bytes"] for one in files))
+                folder = self._folder = self._folder or self._open_folder(sum(one["bytes"] for one in files))
                 for name in self._checksums.keys() - {one["name"] for one in files}:
                     del self._checksums[name]
                     (folder / name).unlink()
@@ -114,23 +115,45 @@ class Store:
         self._checksums[name] = checksum
         return int(delta["bytes"] if is_delta else file["bytes"])
 
-    def _new_folder(self, size: int) -> Path:
-        """Return a new folder that is locked as long as this process lives; remove those of dead processes."""
-        prefix = f"envkit-fetched-{os.geteuid()}-"
+    def _open_folder(self, size: int) -> Path:
         parent = self._parent or Path(tempfile.gettempdir())
-        if self._parent is None and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * size:
-            parent = _MEMORY
-        for lock in parent.glob(f"{prefix}*.lock"):
-            with suppress(OSError), lock.open("ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(lock)
-        handle, name = tempfile.mkstemp(prefix=prefix, dir=parent)
-        fcntl.flock(handle, fcntl.LOCK_EX)  # it stays open, and locked, as long as this process lives
-        lock = Path(name).rename(f"{name}.lock")  # now that it is locked, so that no other server removes it
-        atexit.register(_remove, lock)
-        folder = lock.with_suffix("")
-        folder.mkdir(mode=0o700)
-        return folder
+        if self._parent is None and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * size:
+            parent = MEMORY
+        kept = ExitStack()
+        atexit.register(kept.close)
+        return kept.enter_context(locked_folder(parent, f"envkit-fetched-{os.geteuid()}-"))
+
+
+@contextmanager
+def locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Make a private folder in `parent`, whose name begins with `prefix`, and remove it at the end.
+
+    It is locked as long as this process lives. Those that dead processes have left are removed first.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for left in parent.glob(f"{prefix}*"):
+        with suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    draft = Path(tempfile.mkdtemp(prefix="envkit-new-", dir=parent))
+    with _locked(draft):
+        folder = draft.rename(parent / f"{prefix}{draft.name}")  # now that it is locked, so that nobody else removes it
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder; raise `BlockingIOError` if a living process has locked it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 class FetchRoute:
@@ -171,9 +194,3 @@ class FetchRoute:
 def _parts(file: IO[bytes]) -> Iterator[bytes]:
     while part := file.read(_CHUNK):
         yield part
-
-
-def _remove(lock: Path) -> None:
-    """Remove the folder that a lock file is for, and the lock file."""
-    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-    lock.unlink(missing_ok=True)
