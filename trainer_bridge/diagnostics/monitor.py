@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from envkit.types import JSON
 
 from . import checks
-from .events import Finding, PushProbe, Row, TrainStep
-
-
-@dataclass(frozen=True, slots=True)
-class DiagnosticSettings:
-    """Settings of the diagnostics.
-
-    Attributes:
-        stop_on: Names of the findings that stop the run.
-        dtype: The coarser number format of engine and trainer, a key of `checks.TOLERANCE_NATS`; an unknown one counts
-            as bfloat16.
-    """
-
-    stop_on: frozenset[str] = frozenset({checks.WEIGHTS_NOT_APPLIED})
-    dtype: str = "float32"
+from .checks import Finding, PushProbe, Row, TrainStep
 
 
 class Diagnostics:
     """Watches a run. Each method takes an event, and returns the findings that are new or that stop the run.
 
     Args:
-        settings: Settings.
         rows: Rows of ``metrics.jsonl`` if the run is resumed.
         found: Findings of the run before the resume, as `found` has them; changed in place.
+        stop_on: Names of the findings that stop the run.
+        dtype: The coarser number format of engine and trainer: float32 or bfloat16.
 
     Attributes:
+        stop_on: See the argument.
         found: For each finding by name: `line`, and `first_step` and `last_step`, the train steps after which it was
             first and last seen.
     """
 
     def __init__(
         self,
-        settings: DiagnosticSettings | None = None,
         rows: Iterable[Row] = (),
         found: dict[str, JSON] | None = None,
+        *,
+        stop_on: Collection[str] = (checks.WEIGHTS_NOT_APPLIED,),
+        dtype: str = "float32",
     ) -> None:
-        self.settings = settings or DiagnosticSettings()
+        self.stop_on = stop_on
+        self._tolerance_nats, self._resolution_nats = checks.TOLERANCE_NATS[dtype], checks.RESOLUTION_NATS[dtype]
         self.found = {} if found is None else found
         self._recorded: list[JSON] = []
         self._step = 0
@@ -70,9 +61,8 @@ class Diagnostics:
         if before is not None and probe.equals(before):
             # Compare with the first probe that had this output: several small updates may be visible only together.
             self._is_changed[replica] |= probe.is_changed
-            resolution_nats = checks.RESOLUTION_NATS.get(self.settings.dtype, checks.RESOLUTION_NATS["bfloat16"])
             probe = replace(probe, is_changed=self._is_changed[replica])
-            found.append(checks.weights_not_applied(before, probe, resolution_nats=resolution_nats))
+            found.append(checks.weights_not_applied(before, probe, resolution_nats=self._resolution_nats))
         else:
             self._before[replica], self._is_changed[replica] = probe, False
         where = f"{len(probe.token_ids)} tokens sampled after the push of version {probe.version}"
@@ -94,10 +84,6 @@ class Diagnostics:
         found = {one.name: _entry(one, self._step) for one in more} | self.found
         return [{"name": name, **entry} for name, entry in found.items() if isinstance(entry, dict)]
 
-    @property
-    def _tolerance_nats(self) -> float:
-        return checks.TOLERANCE_NATS.get(self.settings.dtype, checks.TOLERANCE_NATS["bfloat16"])
-
     def _of_metrics(self, *, is_over: bool = False) -> list[Finding]:
         return checks.of_metrics(self._first, list(self._rows), tolerance_nats=self._tolerance_nats, is_over=is_over)
 
@@ -115,7 +101,7 @@ class Diagnostics:
             before = self.found.get(one.name)
             first = before.get("first_step") if isinstance(before, dict) else step
             self.found[one.name] = _entry(one, step) | {"first_step": first}
-            if before is None or one.name in self.settings.stop_on:
+            if before is None or one.name in self.stop_on:
                 shown.append(one)
         return shown
 

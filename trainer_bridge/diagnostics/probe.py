@@ -13,7 +13,7 @@ from envkit.protocols import Engine, Trainer
 from envkit.types import Completion, FinishReason, Sample, SamplingParams
 
 from ..weights.channel import Push
-from .events import PushProbe
+from .checks import PushProbe
 
 if TYPE_CHECKING:
     from ..engines.vllm.replica import PinnedEngine
