@@ -18,7 +18,7 @@ from envkit.errors import UsageError
 from envkit.runs.cache import cache_folder
 from envkit.runs.display import Display
 
-from . import adapters
+from .saved_policy import ADAPTER_CONFIG
 
 _MB = 1_000_000
 
@@ -79,7 +79,7 @@ def models_folder() -> Path:
 
 def is_model(folder: Path) -> bool:
     """Return whether `folder` contains a model in the format of the transformers library, or an adapter of a model."""
-    return (folder / "config.json").is_file() or (folder / adapters.CONFIG).is_file()
+    return (folder / "config.json").is_file() or (folder / ADAPTER_CONFIG).is_file()
 
 
 def download(model: CatalogueModel, folder: Path, display: Display) -> Path:

@@ -20,7 +20,7 @@ from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built
 from envkit.trainer_bridge.engines.vllm.launch import SERVED_NAME, ServerSettings, check_arguments
 from envkit.trainer_bridge.engines.vllm.replica import START_TIMEOUT_S, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
-from envkit.trainer_bridge.models.adapters import base_of
+from envkit.trainer_bridge.models.saved_policy import base_of
 from envkit.trainer_bridge.stopping import stop_on_signals
 from envkit.types import Place
 from envkit.wiring.contexts import EngineContext
