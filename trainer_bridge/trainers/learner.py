@@ -5,13 +5,19 @@ There is one learner per process. It does not know where advantages and weights 
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from envkit.errors import UsageError
 from envkit.types import Floats, Sample, floats
@@ -22,14 +28,46 @@ from ..algorithms.critic import Critic
 from ..algorithms.parts import PolicyLoss, Tokens
 from . import checkpoint
 from .batching import TrainRows, flat, passes, row_passes
-from .memory import checkpoint_layers
 from .optimizer import adamw, clip_gradient, muon, set_rate
-from .settings import TrainerSettings
 from .token_logps import TokenScorer
 
 Sums: TypeAlias = defaultdict[str, float]
 VALUE_WEIGHT = 0.5
 """Weight of the critics' loss. AdamW ignores the scale of a gradient, except where the gradient is clipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """Settings of the optimisers and of the passes over the samples.
+
+    They have the units and values of the keys of the sections `trainer`, `imitation` and `rollout` of a training file.
+
+    Attributes:
+        seed: Seed for shuffling the minibatches.
+        temperature: Temperature at which the samples were drawn, and their log-probabilities are computed.
+        threads: Number of torch threads for learning; 0 leaves torch's number of threads unchanged.
+        steps: Number of train steps in the run; the schedule decays over these steps.
+        imitation_rate: Learning rate of a phase of imitation; it decays along a cosine to 0.
+        imitates_with_muon: Whether Muon trains the layers' matrices in a phase of imitation; see `optimizer.muon`.
+    """
+
+    learning_rate: float
+    critic_learning_rate: float
+    max_grad_norm: float
+    micro_tokens: int
+    seed: int
+    temperature: float = 1.0
+    threads: int = 0
+    schedule: str = "constant"
+    schedule_warmup_steps: int = 0
+    steps: int = 0
+    weight_decay: float = 0.0
+    precision: str = "float32"
+    gradient_checkpointing: bool = False
+    packing: bool = False
+    shard_mib: int = 4096
+    imitation_rate: float = 0.0
+    imitates_with_muon: bool = False
 
 
 class Learner:
@@ -86,10 +124,6 @@ class Learner:
             parts |= {f"critic{suffix}": checkpoint.TrainedWeights(critic), f"critic_optimizer{suffix}": optimizer}
         return parts
 
-    def reduce(self, sums: Mapping[str, float]) -> Mapping[str, float]:
-        """Return sums over all learners: the same sums, as there is one."""
-        return sums
-
     @torch.no_grad()
     def score(self, samples: Sequence[Sample], *, of_reference: bool = False) -> tuple[list[Floats], list[Floats]]:
         """Return the log-probabilities of each sample's policy tokens, and the entropies of their distributions.
@@ -135,7 +169,7 @@ class Learner:
         together = rows.rollouts if "whole_rollouts" in self._algorithm.needs else None
         for part in self._passes(rows.samples, indices, together):
             self._pass(rows, part, weights, sums).backward()  # type: ignore[no-untyped-call]
-        return self.reduce(sums)
+        return sums
 
     def learn_values(self, rows: TrainRows, indices: Sequence[int]) -> Mapping[str, float]:
         """Compute the critics' gradients for the samples at `indices`; return the sum and number of the errors."""
@@ -155,7 +189,7 @@ class Learner:
                 loss = terms.value_loss(value_N, target_N, before_N, clip).sum()
                 (loss * VALUE_WEIGHT / max(known, 1)).backward()  # type: ignore[no-untyped-call]
                 sums["value_loss"] += float(loss.detach())
-        return self.reduce(sums)
+        return sums
 
     def step(self, rate: float, critic_rate: float, *, number: int) -> float:
         """Clip the gradients, update policy and critics, and return the norm of the policy's gradient.
@@ -234,3 +268,32 @@ class Learner:
             together=None if together is None else [together[row] for row in indices],
         ):
             yield [[indices[place] for place in row] for row in part]
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """Make each layer recompute its activations in the backward pass; dropout remains off.
+
+    Raises:
+        UsageError: The model does not support gradient checkpointing, or a layer has dropout, which gradient
+            checkpointing would turn on.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        kind = type(model).__name__
+        raise UsageError(f"trainer.gradient_checkpointing: not supported by {kind}; set this key to false")
+    if any(isinstance(rate := getattr(layer, "dropout", 0.0), float) and rate > 0 for layer in layers):
+        raise UsageError("trainer.gradient_checkpointing: not supported by layers with dropout; set this key to false")
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        recompute: Any = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+        layer._gradient_checkpointing_func = recompute
+        # Checkpointing requires the layer's training flag. The layer's submodules remain in evaluation mode.
+        layer.training = True
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Return this process's peak memory in MiB: on a CPU, all its resident memory; on a GPU, its allocated tensors."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -27,16 +27,13 @@ from ..algorithms import terms
 from ..algorithms.algorithm import Algorithm, imitation
 from ..algorithms.critic import critics_and_reference, policy_turns
 from ..algorithms.parts import Advantages
-from ..algorithms.penalties import AdaptiveKl
 from ..threads import torch_threads
 from ..weights import files, lora
 from . import checkpoint
 from .batching import TrainRows, minibatches, without_repeats
-from .learner import Learner, Sums
-from .memory import peak_memory_mib
+from .learner import Learner, Sums, TrainerSettings, peak_memory_mib
 from .optimizer import rate_factor
 from .rollouts import rollouts_of
-from .settings import TrainerSettings
 
 __all__ = ["TorchTrainer", "TrainerSettings"]
 
@@ -78,7 +75,7 @@ class TorchTrainer:
     ) -> None:
         self._model = model
         self._teacher = teacher
-        self._kl = AdaptiveKl(algorithm.section.kl)
+        self._kl = terms.AdaptiveKl(algorithm.section.kl)
         self._tokenizer = tokenizer
         self._reinforcement = algorithm
         self._engine_dtype: torch.dtype = getattr(torch, engine_dtype)
@@ -270,18 +267,20 @@ class TorchTrainer:
 
     def _save(self, folder: Path) -> None:
         about = checkpoint.About(self.version, self._phase, self._steps)
-        checkpoint.save(folder, self._models(), self._state(), about, shard_bytes=self._settings.shard_mib << 20)
+        size = self._settings.shard_mib << 20
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(folder / "policy")
+        checkpoint.save(folder, self._model, self._own_reference(), self._state(), about, shard_bytes=size)
 
     def _restore(self, folder: Path) -> None:
         about = checkpoint.about(folder)
         if about.phase != self._phase:
             self._begin(about.phase, about.steps)
-        checkpoint.restore(folder, self._models(), self._state())
+        checkpoint.restore(folder, self._model, self._own_reference(), self._state())
         self.version = about.version
 
-    def _models(self) -> checkpoint.Models:
-        reference = self._learner.reference if self._teacher is None else None  # a teacher has a folder of its own
-        return checkpoint.Models(self._model, self._tokenizer, reference)
+    def _own_reference(self) -> Any:
+        return self._learner.reference if self._teacher is None else None  # a teacher has a folder of its own
 
     def _state(self) -> dict[str, checkpoint.Stateful]:
         adapts = self._phase == "reinforcement" and self._algorithm.section.kl.target is not None
