@@ -108,8 +108,8 @@ def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path 
     """Yield the path of a folder for the weight files of a run. It need not exist, and is removed at the end.
 
     It is in the folder `chosen`, where a resumed run removes what it left when it was killed. If `chosen` is None, it
-    is a private folder in memory, or, where there is none, in the folder of the run. What killed runs of this user have
-    left in memory is removed.
+    is a private folder in memory, or else one in the folder of the run. What killed runs of this user have left in
+    memory is removed.
 
     Raises:
         UsageError: `chosen` does not exist or cannot be written.
