@@ -8,18 +8,15 @@ from envkit.config.algorithm import AdvantageSection
 from envkit.config.grammar import Share
 
 from ..parts import Advantages, Part, Rollouts
-from ..returns import EPSILON, by_turn, gae_of, normalised, steps_of
+from ..returns import EPSILON, Steps, by_turn, gae_of, normalised, steps_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Gae(AdvantageSection):
-    """Generalised advantage estimates, normalised over the batch; with a critic."""
+class GaeKeys(AdvantageSection):
+    """The keys of `gae`, which advantages that extend it have, too."""
 
-    kind: Literal["gae"] = "gae"
-    unit: Literal["turn", "token"] = "turn"
-    """A step: a turn of the policy, or one of its tokens. The critic estimates a value for each."""
     gamma: Share = 1.0
     """Discount factor per step. Use 1 for tokens."""
     gae_lambda: Share = 0.95
@@ -27,6 +24,14 @@ class Gae(AdvantageSection):
     bootstrap: bool = True
     """Whether the state after an episode that a limit cut off has the value that the critic estimates after its last
     token; otherwise, its value is 0, as after an episode that the environment ended or a grader graded."""
+
+
+class Gae(GaeKeys):
+    """Generalised advantage estimates, normalised over the batch; with a critic."""
+
+    kind: Literal["gae"] = "gae"
+    unit: Literal["turn", "token"] = "turn"
+    """A step: a turn of the policy, or one of its tokens. The critic estimates a value for each."""
 
 
 def gae(rollouts: Rollouts, section: Gae) -> Advantages:
@@ -40,16 +45,22 @@ def gae(rollouts: Rollouts, section: Gae) -> Advantages:
     """
     steps = steps_of(rollouts, section.unit)
     value_N = rollouts.spread(rollouts.value_KET[0]) if rollouts.value_KN is None else rollouts.value_KN[0]
-    value_ES = steps.of(value_N)
+    advantage_ES, target_N = _estimates(rollouts, section, steps, steps.of(value_N), rollouts.after_KE[0].double())
+    target = target_N if section.unit == "token" else by_turn(rollouts, target_N)
+    return Advantages(steps.spread(normalised(advantage_ES, steps.mask_ES)), target[None])
+
+
+def _estimates(
+    rollouts: Rollouts, section: GaeKeys, steps: Steps, value_ES: Tensor, after_E: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the estimates [E, S], and the targets [N]."""
     stops = rollouts.stops if section.bootstrap else ()
     advantage_ES = gae_of(
-        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, rollouts.after_KE[0].double(), stops),
+        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, after_E, stops),
         gamma=section.gamma,
         gae_lambda=section.gae_lambda,
     )
-    target_N = steps.spread(advantage_ES + value_ES).float()
-    target = target_N if section.unit == "token" else by_turn(rollouts, target_N)
-    return Advantages(steps.spread(normalised(advantage_ES, steps.mask_ES)), target[None])
+    return advantage_ES, steps.spread(advantage_ES + value_ES).float()
 
 
 GAE = Part(
@@ -60,16 +71,10 @@ GAE = Part(
 )
 
 
-class Asyppo(AdvantageSection):
+class Asyppo(GaeKeys):
     """Generalised advantage estimates over turns, with two critics."""
 
     kind: Literal["asyppo"] = "asyppo"
-    gamma: Share = 1.0
-    """Discount factor per turn."""
-    gae_lambda: Share = 0.95
-    """0 relies on the critics alone, 1 on the observed returns."""
-    bootstrap: bool = True
-    """As in `gae`."""
     mask_share: Share = 0.2
     """Share of the turns, those on which the critics agree most, whose advantage is 0."""
     entropy_mask_share: Share = 0.2
@@ -87,13 +92,8 @@ def asyppo(rollouts: Rollouts, section: Asyppo) -> Advantages:
     """
     steps = steps_of(rollouts, "turn")
     value_ES = steps.of(rollouts.spread(rollouts.value_KET.double().mean(0)))
-    advantage_ES = gae_of(
-        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, rollouts.after_KE.double().mean(0)),
-        *((rollouts.stops,) if section.bootstrap else ()),
-        gamma=section.gamma,
-        gae_lambda=section.gae_lambda,
-    )
-    target_ET = by_turn(rollouts, steps.spread(advantage_ES + value_ES).float())
+    after_E = rollouts.after_KE.double().mean(0)
+    advantage_ES, target_N = _estimates(rollouts, section, steps, value_ES, after_E)
     is_step_ES = steps.mask_ES > 0
     apart_M = steps.of(rollouts.spread(rollouts.value_KET.double().std(0)))[is_step_ES]
     agrees_ES, differs_ES = ~is_step_ES, ~is_step_ES
@@ -101,7 +101,7 @@ def asyppo(rollouts: Rollouts, section: Asyppo) -> Advantages:
     differs_ES[is_step_ES] = _lowest(-apart_M, section.entropy_mask_share)
     return Advantages(
         steps.spread(normalised(advantage_ES, steps.mask_ES) * ~agrees_ES),
-        _sharded(target_ET, rollouts),
+        _sharded(by_turn(rollouts, target_N), rollouts),
         steps.spread((~differs_ES).float()),
     )
 
