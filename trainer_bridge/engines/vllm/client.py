@@ -48,8 +48,7 @@ class Part:
     """The output of a server so far for one request.
 
     Attributes:
-        tokens: Sampled tokens.
-        logprobs: Their log-probabilities in nats.
+        logprobs: Log-probabilities of the tokens in nats.
         finish: ``"stop"``, ``"length"`` or ``"abort"``; None while tokens may follow.
         versions: Labels of the weights that sampled the tokens; known at the end.
         began_s: Time of the first token.
@@ -73,10 +72,6 @@ class VllmClient:
     Args:
         url: Address of the server.
         stall_timeout_s: Maximum seconds without a token of a completion.
-
-    Attributes:
-        url: Address of the server.
-        model: Name of the model that requests are for; known after `connect`.
     """
 
     def __init__(self, url: str, *, stall_timeout_s: float) -> None:
@@ -103,7 +98,7 @@ class VllmClient:
         await self._http.aclose()
 
     def label(self, version: int) -> str:
-        """Return the label of the weights of a version. No other client of the server uses this label."""
+        """Return the label of a version, which no other client of the server uses."""
         return f"{self._token}-{version}{_FULL if self._is_full else ''}"
 
     async def connect(self, *, max_tokens: int, dtype: str, takes_adapters: bool) -> None:
@@ -184,7 +179,7 @@ class VllmClient:
         Args:
             request_id: Unique id.
             prompt: Tokens of the prompt, and of the completion so far.
-            params: Sampling parameters of the completion.
+            params: Sampling parameters of the whole completion.
             max_tokens: Maximum number of tokens still to sample.
             seed: Random seed; None leaves it to the server.
             generated_s: Seconds of `params.timeout_s` that earlier parts of the completion have taken.

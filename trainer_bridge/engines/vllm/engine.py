@@ -149,8 +149,18 @@ class VllmEngine:
             raise SessionConflictError(
                 f"session {session}: a completion is in progress; wait for it, or use another session"
             )
-        request = Request(params, so_far, id=self._new_id(), prompt=[*prompt_ids], session=session, pinned=pinned)
-        return await self._complete(request)
+        # Other engines may use the same server, so the id has the process id.
+        name = f"{os.getpid()}-{id(self):x}-{next(self._numbers)}"
+        request = Request(params, so_far, id=name, prompt=[*prompt_ids], session=session, pinned=pinned)
+        self._requests[name] = request
+        try:
+            while (finish := request.finish) is None:
+                if (replica := await self._replica_for(request)) is not None:
+                    await self._add_part(request, replica)
+            return request.completion(finish)
+        finally:
+            del self._requests[name]
+            self._notify()
 
     async def abort(self, session: str) -> None:
         """See `envkit.protocols.Engine.abort`."""
@@ -182,14 +192,14 @@ class VllmEngine:
         """See `envkit.protocols.Engine.health`."""
         if self._failure is not None:
             raise self._failure
-        fed = 0
-        for replica in self._ready():
-            try:
-                fed += await replica.client.fed_tokens()
-            except ServerLostError as error:
-                self._lose(replica, error)
+        fed: list[int] = []
+
+        async def count(replica: Replica) -> None:
+            fed.append(await replica.client.fed_tokens())
+
+        await self._on_each(self._ready(), count)
         running = sum(replica.running for replica in self._replicas)
-        return EngineHealth(self._version, running, len(self._requests) - running, self._pause is not None, fed)
+        return EngineHealth(self._version, running, len(self._requests) - running, self._pause is not None, sum(fed))
 
     def forget(self, session: str) -> None:
         """See `envkit.protocols.Engine.forget`. The servers drop cached tokens when they need the memory."""
@@ -382,21 +392,6 @@ class VllmEngine:
                 tasks.start_soon(replica.stop)
         if self._weight_server is not None:
             await self._weight_server.close()
-
-    def _new_id(self) -> str:
-        # Other engines may use the same server, so the id has the process id.
-        return f"{os.getpid()}-{id(self):x}-{next(self._numbers)}"
-
-    async def _complete(self, request: Request) -> Completion:
-        self._requests[request.id] = request
-        try:
-            while (finish := request.finish) is None:
-                if (replica := await self._replica_for(request)) is not None:
-                    await self._add_part(request, replica)
-            return request.completion(finish)
-        finally:
-            del self._requests[request.id]
-            self._notify()
 
     async def _replica_for(self, request: Request) -> Replica | None:
         """Wait until a replica can take the request, and return it; None if the request was aborted."""

@@ -43,11 +43,9 @@ class ServerSettings:
     """The settings of a vLLM server.
 
     Attributes:
-        python: Interpreter that has vllm.
         model: Model folder, or name on the Hugging Face hub.
         dtype: Number format of the weights: auto, float32 or bfloat16.
         max_model_len: Maximum number of tokens of a prompt with its completion.
-        max_num_seqs: Maximum number of completions in progress.
         lora_rank: Maximum rank of the LoRA adapters that the server will get; 0 if it gets none.
         gpu_memory_utilization: Share of a GPU's memory that the server may use.
         num_gpus: Number of GPUs, which the server uses by tensor parallelism.

@@ -28,12 +28,9 @@ class VllmSettings:
     Attributes:
         max_tokens: Maximum length of a prompt and its completion in tokens.
         max_num_seqs: Maximum number of completions in progress per replica.
-        dtype: Number format of the servers' weights.
-        model: Name of the model, for the user.
         takes_adapters: Whether weights are LoRA adapters.
         start_timeout_s: Maximum seconds until a server answers, at the start and after a loss.
         stall_timeout_s: Maximum seconds without a token; then a server is lost.
-        max_restarts: Maximum number of restarts of each server.
         seeds: Whether requests have seeds; vLLM then samples row by row.
         shares_files: Whether all servers see the files of weights at the paths that they have here.
         weights_url: URL at which all servers fetch weights; None: those on other machines find this one by its address.
@@ -57,7 +54,6 @@ class PinnedEngine(Engine):
     """A view of an engine that sends all requests to one replica.
 
     Attributes:
-        index: Index of the replica.
         whole: The engine.
         complete: Completes a prompt there; the arguments are those of `VllmEngine.generate`.
     """
@@ -108,7 +104,6 @@ class Replica:
         frozen: The weights that it keeps, whatever is loaded, for pinned requests only; see `VllmEngine.frozen`.
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
-        version: Policy version of its weights.
         fetched: The weights whose files its server has fetched last.
         fetched_path: Path of these files on the server's machine.
         restarts: Number of times that it was lost.

@@ -17,9 +17,6 @@ class Request(Progress):
     """A completion in progress. Its time counts from the first token of each part.
 
     Attributes:
-        id: Unique id.
-        prompt: Tokens of the prompt.
-        session: The session that it belongs to, if any.
         pinned: The only replica that may generate; None for any.
         replica: The replica that generates now; None while the request waits.
         is_aborted: Whether the caller wants no more tokens than those so far.

@@ -52,8 +52,8 @@ class VllmServer:
 
     Args:
         settings: Its settings.
-        launcher: Starts its process.
-        place: Where it runs.
+        launcher: Starts its process at `place`.
+        place: See `launcher`.
         port: Its port; None lets the launcher choose.
         announce: Receives lines for the user about the start.
 
@@ -121,7 +121,7 @@ class VllmServer:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End the server and all its processes, and delete its log. Idempotent; cannot be cancelled."""
+        """End the server and delete its log; see `envkit.protocols.Process.kill`."""
         if self._process is not None:
             await self._process.kill()
 
