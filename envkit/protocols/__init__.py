@@ -28,7 +28,6 @@ from envkit.protocols.training import (
     Renderer,
     Tracker,
     Trainer,
-    WeightSink,
 )
 
 __all__ = [
@@ -59,6 +58,5 @@ __all__ = [
     "TaskSet",
     "Tracker",
     "Trainer",
-    "WeightSink",
     "expert_for",
 ]

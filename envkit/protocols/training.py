@@ -64,6 +64,14 @@ class Engine(Protocol):
         """Stop generating for `session`: its `generate` returns the tokens so far, with `FinishReason.ABORTED`."""
         ...
 
+    def forget(self, session: str) -> None:
+        """Release the KV cache of `session`."""
+        ...
+
+
+class PolicyEngine(Engine, Protocol):
+    """An engine that samples from the policy and can load new weights."""
+
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """Stop generating until `resume`. Returns when no token is being sampled."""
         ...
@@ -80,14 +88,6 @@ class Engine(Protocol):
         """
         ...
 
-    def forget(self, session: str) -> None:
-        """Release the KV cache of `session`."""
-        ...
-
-
-class WeightSink(Protocol):
-    """Receives new policy weights for an engine."""
-
     async def load(self, weights: Weights) -> None:
         """Sample from `weights` from now on.
 
@@ -95,10 +95,6 @@ class WeightSink(Protocol):
         that are being generated.
         """
         ...
-
-
-class PolicyEngine(Engine, WeightSink, Protocol):
-    """An engine that samples from the policy and can load new weights."""
 
 
 @runtime_checkable

@@ -48,9 +48,7 @@ class Algorithm:
     Attributes:
         section: The section of the training file.
         advantage: The advantage; None for imitation, which has no rewards.
-        loss: The loss.
         aggregation: The weights of the tokens.
-        correction: The correction, or None.
     """
 
     section: AlgorithmSection

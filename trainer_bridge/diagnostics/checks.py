@@ -95,11 +95,9 @@ class PushProbe:
 
 @dataclass(frozen=True, slots=True)
 class TrainStep:
-    """A finished train step.
+    """A finished train step, and its metrics (`values`).
 
     Attributes:
-        step: Its number.
-        values: Its metrics.
         samples: Number of samples that were passed to the trainer.
         accounting: The error of its `accounting.Ledger`; empty if the sums add up.
         void_after: Number of void attempts by the kind of their last action; see `accounting.last_actions`.

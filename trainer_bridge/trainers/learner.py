@@ -76,8 +76,6 @@ class Learner:
         model: The policy, on its device.
         algorithm: The algorithm, whose loss it computes.
         settings: Settings of the optimisers and passes.
-        critics: The critics.
-        reference: The reference policy, or None.
         imitates: Whether the phase imitates: at temperature 1, without weight decay, and perhaps with Muon.
     """
 
@@ -154,10 +152,7 @@ class Learner:
     def learn(self, rows: TrainRows, indices: Sequence[int], weights: Mapping[int, Floats]) -> Mapping[str, float]:
         """Compute the policy's gradient for the samples at `indices`; return sums over their tokens.
 
-        Args:
-            rows: The samples.
-            indices: Which of them.
-            weights: The weight of the loss of each policy token, by sample.
+        `weights` are those of the loss of each policy token, by sample.
         """
         sums: Sums = defaultdict(float)
         for optimizer in self._optimizers:

@@ -13,13 +13,7 @@ from envkit.errors import UsageError
 
 
 def adamw(module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0) -> list[torch.optim.Optimizer]:
-    """Return an AdamW optimiser whose betas suit short runs.
-
-    Args:
-        module: Module to train.
-        learning_rate: Learning rate.
-        weight_decay: Weight decay for matrices; vectors (gains of norms, biases) have none.
-    """
+    """Return an AdamW optimiser whose betas suit short runs. Vectors (gains of norms, biases) have no weight decay."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     groups: list[dict[str, Any]] = [{"params": weights}]
     if weight_decay:

@@ -132,17 +132,13 @@ class TorchTrainer:
         """Update the policy from the accumulated samples, then discard the samples.
 
         Returns:
-            learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities),
-            sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
-            weights, in the first update that learns; absent if none of its tokens is of these weights), samples (number
-            of samples), updates (number of optimiser updates of the policy), skipped_updates (updates left out because
-            the gradient is 0: the policy and its optimiser stay as they are), nonfinite_updates (updates left out
-            because a gradient is not finite), clip_share (of losses with a clip or a mask), correction_factor (mean
-            factor of the correction), grad_norm, advantage_abs, and value_loss with a critic. They are means over the
-            tokens (for the critic, its values) of all updates with finite gradients, whatever the aggregation. There
-            are also skipped_samples (samples whose advantages are 0), learned_tokens (tokens of all other samples, over
-            which entropy_nats, approx_kl and the loss's own metrics are averaged), repeated_samples (left out, because
-            another sample has all their turns) and peak_memory_mib (see `peak_memory_mib`).
+            The metrics of the train step. Those of tokens (for value_loss, of the critic's values) are means over all
+            updates with finite gradients, whatever the aggregation: policy_loss, advantage_abs and reference_kl over
+            all tokens; entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities), correction_factor
+            and those of the loss, such as clip_share, over the learned_tokens: those of all samples but the
+            skipped_samples, whose advantages are 0. sampler_gap_nats is the mean absolute difference between the
+            log-probabilities of engine and trainer for the same weights, in the first update that learns; it is absent
+            if none of its tokens is of these weights. repeated_samples were left out, because others have their turns.
 
         Raises:
             UsageError: `MAX_NONFINITE_UPDATES` updates in a row had gradients that are not finite.

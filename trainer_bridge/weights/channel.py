@@ -46,10 +46,7 @@ class WeightChannel:
 
     A file or folder is kept until the engine has loaded a newer one, and while a frozen engine has its weights.
 
-    Args:
-        trainer: Publishes its weights.
-        engine: Loads them.
-        mode: What happens to completions that are being generated during a push.
+    `mode` says what happens to completions that are being generated during a push.
     """
 
     def __init__(self, trainer: Trainer, engine: PolicyEngine, *, mode: PauseMode = PauseMode.WAIT) -> None:

@@ -46,7 +46,7 @@ def add_adapter(model: Any, settings: LoraSettings, *, base: str, seed: int) -> 
         model: A causal language model without an adapter.
         settings: Settings of the adapter.
         base: Folder or hub name of `model`, for the files of the adapter.
-        seed: Seed of the adapter's weights.
+        seed: Seed of the weights.
 
     Raises:
         UsageError: A target does not exist, or is not a linear layer inside the model.

@@ -79,14 +79,9 @@ class WeightServer:
             self._deltas.cleanup()
 
     async def offer(self, weights: Weights, engine: str) -> str:
-        """Serve weights, with deltas against those that were offered before.
+        """Serve weights whose `location` is a path, with deltas against those that were offered before.
 
-        Args:
-            weights: Weights whose `location` is a path.
-            engine: URL of the engine that will fetch them.
-
-        Returns:
-            The URL of their manifest, without its name.
+        Return the URL of their manifest, without its name, for the engine with the URL `engine`.
 
         Raises:
             OSError: A file cannot be read.

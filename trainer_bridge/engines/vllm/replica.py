@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from envkit.protocols import Engine
-from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
+from envkit.types import Completion, SamplingParams, Weights
 
 from .client import ServerLostError, VllmClient
 from .server import VllmServer
@@ -78,15 +78,6 @@ class PinnedEngine(Engine):
 
     async def abort(self, session: str) -> None:
         await self.whole.abort(session)
-
-    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        await self.whole.pause(mode)
-
-    async def resume(self) -> None:
-        await self.whole.resume()
-
-    async def health(self) -> EngineHealth:
-        return await self.whole.health()
 
     def forget(self, session: str) -> None:
         self.whole.forget(session)
