@@ -173,13 +173,8 @@ class VllmEngine:
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """See `envkit.protocols.Engine.pause`."""
         self._pause = mode
-        present = [request for request in self._requests.values() if not request.is_frozen]
-        if mode is PauseMode.ABORT:
-            for request in present:
-                request.is_aborted = True
-            self._notify()
-        if mode is not PauseMode.WAIT:
-            await self._end(present)
+        if mode is PauseMode.KEEP:
+            await self._end([request for request in self._requests.values() if not request.is_frozen])
         while any(request.replica is not None and not request.is_frozen for request in self._requests.values()):
             await self._changed.wait()
 
