@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
@@ -14,9 +13,6 @@ from envkit.types import Completion, FinishReason, Sample, SamplingParams
 
 from ..weights.channel import Push
 from .checks import PushProbe
-
-if TYPE_CHECKING:
-    from ..engines.vllm.replica import PinnedEngine
 
 TOKENS = 8
 """Maximum number of tokens of the completion."""
@@ -28,8 +24,8 @@ class Probe:
     """Probes an engine. The request has no session, so it neither uses nor leaves anything in the engine's cache.
 
     Attributes:
-        engine: The engine, which must not be generating for others at the time. If it has the attribute `replicas`, a
-            sequence of `PinnedEngine`, each of them is probed.
+        engine: The engine, which must not be generating for others at the time. If it has the attribute `replicas`, as
+            `VllmEngine` has, each of them is probed.
         trainer: The trainer, whose current weights are those of the last push.
         temperature: Sampling temperature of the run, which the trainer's log-probabilities take into account.
         max_tokens: Maximum total length of prompt and completion in tokens.
@@ -50,10 +46,11 @@ class Probe:
         count = max(1, min(TOKENS, self.max_tokens - len(prompt)))
         params = SamplingParams(temperature=self.temperature, max_tokens=count, seed=_SEED)
         probes: list[PushProbe] = []
-        replicas: Sequence[PinnedEngine] | None = getattr(self.engine, "replicas", None)
-        for index, engine in [(0, self.engine)] if replicas is None else [(one.index, one) for one in replicas]:
+        replicas: Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]
+        replicas = getattr(self.engine, "replicas", {0: self.engine.generate})
+        for index, generate in replicas.items():
             with anyio.move_on_after(self.timeout_s) as scope:
-                completion: Completion = await engine.generate(prompt, params)
+                completion = await generate(prompt, params)
             if scope.cancelled_caught or completion.finish is FinishReason.ABORTED:
                 continue
             (scored,) = await self.trainer.score([_sample(prompt, completion)])

@@ -17,7 +17,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,7 +43,7 @@ _CHUNK = 1 << 22
 
 
 class WeightServer:
-    """Serves the newest weights that were offered, and older ones whose files still exist.
+    """Serves the weights that were offered last.
 
     It listens at the port of `url`, or at a free one. All paths begin with a random token.
 
@@ -58,7 +58,9 @@ class WeightServer:
     def __init__(self, url: str | None = None) -> None:
         self._url = None if url is None else url.rstrip("/")
         self._token = secrets.token_urlsafe(16)
-        self._offered: dict[Weights, _Offer] = {}
+        self._offered: Weights | None = None
+        self._number = 0
+        self._files: Mapping[str, _File] = {}
         self._offering = anyio.Lock()
         self._deltas: TemporaryDirectory[str] | None = None
         host = "127.0.0.1" if url is not None and is_this_machine(url) else ""
@@ -87,33 +89,28 @@ class WeightServer:
             OSError: A file cannot be read.
         """
         async with self._offering:
-            if weights not in self._offered:
+            if weights != self._offered:
                 await self._add(weights)
         base = self._url
         if base is None:
             base = f"http://{await clock.to_thread(_own_address, engine)}:{self._http.server_port}"
-        return f"{base}/{self._token}/{self._offered[weights].number}"
+        return f"{base}/{self._token}/{self._number}"
 
     async def _add(self, weights: Weights) -> None:
         location = Path(weights.location)
-        last = next(reversed(self._offered.values()), _Offer(0, {}))
         files: dict[str, _File] = {}
         deltas = TemporaryDirectory(prefix="deltas-", dir=location.parent)
 
         async def add(name: str, path: Path) -> None:
             delta = Path(deltas.name) / f"{name}{DELTA}"
-            files[name] = await clock.to_thread(_with_delta, path, last.files.get(name), delta)
+            files[name] = await clock.to_thread(_with_delta, path, self._files.get(name), delta)
 
         async with anyio.create_task_group() as tasks:
             for name, path in _files(location).items():
                 tasks.start_soon(add, name, path)
-        kept = {one: offer.without_deltas() for one, offer in self._offered.items() if offer.exists()}
-        self._offered = {**kept, weights: _Offer(last.number + 1, files)}
-        self._http.contents = {
-            f"/{self._token}/{offer.number}/{name}": content
-            for offer in self._offered.values()
-            for name, content in offer.contents().items()
-        }
+        self._offered, self._files, self._number = weights, files, self._number + 1
+        prefix = f"/{self._token}/{self._number}/"
+        self._http.contents = {prefix + name: content for name, content in _contents(files).items()}
         if self._deltas is not None:
             self._deltas.cleanup()
         self._deltas = deltas
@@ -127,29 +124,18 @@ class _File:
     delta: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    number: int
-    files: Mapping[str, _File]
-
-    def exists(self) -> bool:
-        return all(one.path.exists() for one in self.files.values())
-
-    def without_deltas(self) -> _Offer:
-        return _Offer(self.number, {name: replace(one, delta=None) for name, one in self.files.items()})
-
-    def contents(self) -> dict[str, Path | bytes]:
-        """Return what is served, by name: paths, and the manifest."""
-        entries: list[JSON] = []
-        found: dict[str, Path | bytes] = {}
-        for name, one in self.files.items():
-            entry: dict[str, JSON] = {"name": name, "bytes": one.path.stat().st_size, "blake2b": one.checksum}
-            found[name] = one.path
-            if one.delta is not None:
-                entry["delta"] = {"base": one.base, "bytes": one.delta.stat().st_size}
-                found[name + DELTA] = one.delta
-            entries.append(entry)
-        return {**found, MANIFEST: orjson.dumps({"files": entries})}
+def _contents(files: Mapping[str, _File]) -> dict[str, Path | bytes]:
+    """Return what is served, by name: paths, and the manifest."""
+    entries: list[JSON] = []
+    found: dict[str, Path | bytes] = {}
+    for name, one in files.items():
+        entry: dict[str, JSON] = {"name": name, "bytes": one.path.stat().st_size, "blake2b": one.checksum}
+        found[name] = one.path
+        if one.delta is not None:
+            entry["delta"] = {"base": one.base, "bytes": one.delta.stat().st_size}
+            found[name + DELTA] = one.delta
+        entries.append(entry)
+    return {**found, MANIFEST: orjson.dumps({"files": entries})}
 
 
 def _files(location: Path) -> dict[str, Path]:

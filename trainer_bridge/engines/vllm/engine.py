@@ -2,7 +2,7 @@
 
 Each request is streamed, so the tokens that arrived are kept if its server is lost. There is one way to continue a
 completion: the prompt and the tokens so far are sent as a new request for the rest. This is used after a pause that
-keeps completions, an aborted call, a lost server, and a frozen one. So all tokens of a request come from one policy
+keeps completions, an aborted call, and a lost server. So all tokens of a request come from one policy
 version.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, We
 
 from ...weights.served import WeightServer, is_this_machine
 from .client import UNKNOWN, Part, ServerLostError
-from .replica import PinnedEngine, Replica, VllmSettings
+from .replica import Replica, VllmSettings
 from .request import Request
 from .routing import Routing
 from .server import VllmServer
@@ -36,7 +36,7 @@ _ABORT_EVERY_S = 0.1
 class VllmEngine:
     """Generates text with vLLM servers.
 
-    It implements `envkit.protocols.FreezableEngine` and `FetchingEngine`. Open it with `running`.
+    It implements `envkit.protocols.FetchingEngine`. Open it with `running`.
 
     Args:
         settings: Settings.
@@ -140,8 +140,8 @@ class VllmEngine:
         pinned: Replica | None,
         prompt_ids: Sequence[int],
         params: SamplingParams,
-        session: str | None,
-        so_far: Completion | None,
+        session: str | None = None,
+        so_far: Completion | None = None,
     ) -> Completion:
         if params.top_p < 1 or params.top_k > 0:
             raise UsageError("the engine vllm supports neither top_p nor top_k; use 1 and 0")
@@ -174,8 +174,8 @@ class VllmEngine:
         """See `envkit.protocols.Engine.pause`."""
         self._pause = mode
         if mode is PauseMode.KEEP:
-            await self._end([request for request in self._requests.values() if not request.is_frozen])
-        while any(request.replica is not None and not request.is_frozen for request in self._requests.values()):
+            await self._end([*self._requests.values()])
+        while any(request.replica is not None for request in self._requests.values()):
             await self._changed.wait()
 
     async def resume(self) -> None:
@@ -209,10 +209,10 @@ class VllmEngine:
             UsageError: A server cannot fetch the weights.
         """
         async with self._loading:
-            await self._on_each(self._thawed(), lambda replica: self._fetched(replica, weights))
+            await self._on_each(self._ready(), lambda replica: self._fetched(replica, weights))
 
     async def load(self, weights: Weights) -> None:
-        """Load new weights on all replicas but a frozen one.
+        """Load new weights on all replicas.
 
         Without `pause`, wait for the completions that are being generated.
 
@@ -230,7 +230,7 @@ class VllmEngine:
             if not is_paused:
                 await self.pause(PauseMode.WAIT)
             async with self._loading:
-                await self._on_each(self._thawed(), lambda replica: self._install(replica, weights))
+                await self._on_each(self._ready(), lambda replica: self._install(replica, weights))
                 self._current, self._version = weights, weights.version
         finally:
             if not is_paused:
@@ -239,41 +239,12 @@ class VllmEngine:
     # --- Replicas ----------------------------------------------------------------------------------------------------
 
     @property
-    def replicas(self) -> list[PinnedEngine]:
-        """A view of the engine for each ready replica with the current weights, which gets all requests of the view."""
-        return [PinnedEngine(one.index, self, partial(self._generate, one)) for one in self._thawed()]
-
-    @asynccontextmanager
-    async def frozen(self) -> AsyncIterator[PinnedEngine | None]:
-        """See `envkit.protocols.FreezableEngine.frozen`.
-
-        It is the least busy replica, if two are ready. The others get its requests; then it loads the current weights.
-        """
-        ready = self._ready()
-        if len(ready) < 2 or self._current is None:
-            yield None
-            return
-        replica = min(ready, key=lambda one: one.running)
-        replica.frozen = self._current
-        try:
-            await self._end([one for one in self._requests.values() if one.replica is replica])
-            yield PinnedEngine(replica.index, self, partial(self._generate, replica))
-        finally:
-            with anyio.CancelScope(shield=True):
-                async with self._loading:
-                    current = self._current
-                    try:
-                        if replica.is_ready and current is not replica.frozen:
-                            await self._on_each([replica], lambda one: self._install(one, current))
-                    finally:
-                        replica.frozen = None
-                        self._notify()
+    def replicas(self) -> Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]:
+        """For each ready replica, by index, a function that completes a prompt there."""
+        return {one.index: partial(self._generate, one) for one in self._ready()}
 
     def _ready(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.is_ready]
-
-    def _thawed(self) -> list[Replica]:
-        return [replica for replica in self._ready() if replica.frozen is None]
 
     async def _start(self) -> None:
         """Start all servers at the same time."""
@@ -304,8 +275,8 @@ class VllmEngine:
                 max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
             )
             replica.version = 0
-            if (weights := replica.frozen or self._current) is not None:
-                await self._install(replica, weights)
+            if self._current is not None:
+                await self._install(replica, self._current)
             replica.is_back()
         self._notify()
 
@@ -399,11 +370,9 @@ class VllmEngine:
                 request.is_aborted = True
                 return None
             loads = {
-                one.index: one.running
-                for one in allowed
-                if one.is_ready and (one.frozen is None or one is pinned) and one.running < self._settings.max_num_seqs
+                one.index: one.running for one in allowed if one.is_ready and one.running < self._settings.max_num_seqs
             }
-            if loads and (self._pause is None or request.is_frozen):
+            if loads and self._pause is None:
                 chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)
                 return self._replicas[chosen]
             await self._changed.wait()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
 
-from envkit.protocols import Engine
-from envkit.types import Completion, SamplingParams, Weights
+from envkit.types import Weights
 
 from .client import ServerLostError, VllmClient
 from .server import VllmServer
@@ -49,40 +48,6 @@ class VllmSettings:
     weights_url: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedEngine(Engine):
-    """A view of an engine that sends all requests to one replica.
-
-    Attributes:
-        whole: The engine.
-        complete: Completes a prompt there; the arguments are those of `VllmEngine.generate`.
-    """
-
-    index: int
-    whole: Engine
-    complete: Callable[[Sequence[int], SamplingParams, str | None, Completion | None], Awaitable[Completion]]
-
-    @property
-    def repeats(self) -> bool:
-        return self.whole.repeats
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        session: str | None = None,
-        so_far: Completion | None = None,
-    ) -> Completion:
-        return await self.complete(prompt_ids, params, session, so_far)
-
-    async def abort(self, session: str) -> None:
-        await self.whole.abort(session)
-
-    def forget(self, session: str) -> None:
-        self.whole.forget(session)
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
     """A replica.
@@ -92,7 +57,6 @@ class Replica:
         make_server: Makes a server to start; None if the server was started elsewhere.
         url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
-        frozen: The weights that it keeps, whatever is loaded, for pinned requests only; see `VllmEngine.frozen`.
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
         fetched: The weights whose files its server has fetched last.
@@ -105,7 +69,6 @@ class Replica:
     make_server: Callable[[], VllmServer] | None
     url: str = ""
     is_ready: bool = False
-    frozen: Weights | None = None
     is_gone: bool = False
     running: int = 0
     version: int = 0
