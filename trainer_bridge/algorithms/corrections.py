@@ -8,7 +8,7 @@ from envkit.config.algorithm import CorrectionSection
 from envkit.config.grammar import Rate
 
 from .parts import Part, Segments
-from .ratios import Mean, RatioUnit, sampler_ratio
+from .terms import Mean, RatioUnit, sampler_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ The files of a version lie beside its manifest, ``manifest.json``::
 
 ``blake2b`` is the checksum (32 bytes) of a file, and ``base`` that of the older file to which the delta
 ``model.safetensors.delta`` applies. A file without an older one, or whose delta would be larger, has no delta.
-`envkit_delta` describes the format of deltas. This module does not import torch.
+`envkit_fetch` describes the format of deltas. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.types import JSON, Weights
 
-from ..engines.vllm.plugin import envkit_delta
-from ..engines.vllm.plugin.envkit_fetch import DELTA, MANIFEST
+from ..engines.vllm.plugin.envkit_fetch import DELTA, MANIFEST, encode, fits
 
 _SINGLE = "model.safetensors"
 """Name in the manifest of weights in a single file."""
@@ -153,11 +152,11 @@ def _with_delta(path: Path, before: _File | None, delta: Path) -> _File:
         while part := file.read(_CHUNK):
             found.update(part)
     checksum = found.hexdigest()
-    if before is None or before.checksum == checksum or not envkit_delta.fits(before.path, path):
+    if before is None or before.checksum == checksum or not fits(before.path, path):
         return _File(path, checksum)
     try:
         with delta.open("wb") as out:
-            for block in envkit_delta.encode(before.path, path):
+            for block in encode(before.path, path):
                 out.write(block)
                 if out.tell() >= size:
                     return _File(path, checksum)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,8 @@ def vllm_engine(model: Path, python: Path | None, *, dtype: str, max_tokens: int
     """Return an engine, whose context manager starts one server."""
     servers = server_settings(model, python, dtype=dtype, max_tokens=max_tokens, lora_rank=lora_rank)
     settings = VllmSettings(max_tokens=max_tokens, max_num_seqs=64, dtype=dtype, takes_adapters=lora_rank > 0)
-    return VllmEngine(
-        settings, servers=[partial(VllmServer, servers, launcher=LocalLauncher(), announce=print)], announce=print
-    )
+    server = VllmServer(servers, launcher=LocalLauncher(), announce=print)
+    return VllmEngine(settings, servers=[server], announce=print)
 
 
 def trainer(

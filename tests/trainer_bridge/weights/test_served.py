@@ -17,7 +17,7 @@ import torch
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.trainer_bridge.engines.vllm.plugin import envkit_delta
+from envkit.trainer_bridge.engines.vllm.plugin import envkit_fetch
 from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST, FetchError, Store
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.trainer_bridge.weights.files import INDEX, save_weights
@@ -69,14 +69,14 @@ def write_words(path: Path, words: np.ndarray[tuple[int], np.dtype[np.uint16]]) 
 
 
 def test_a_delta_restores_every_word_at_the_edges_of_blocks_and_leaves_out_what_is_equal(tmp_path: Path) -> None:
-    size = 2 * envkit_delta.BLOCK_WORDS + 9
+    size = 2 * envkit_fetch.BLOCK_WORDS + 9
     words = np.arange(size, dtype=np.uint32).astype(np.uint16)
     changed = words.copy()
-    changed[[0, 1, 5, envkit_delta.BLOCK_WORDS - 1, size - 1]] += np.array([1, 255, 256, 0x8001, 0xFFFF], np.uint16)
+    changed[[0, 1, 5, envkit_fetch.BLOCK_WORDS - 1, size - 1]] += np.array([1, 255, 256, 0x8001, 0xFFFF], np.uint16)
     old, new = write_words(tmp_path / "old", words), write_words(tmp_path / "new", changed)
-    blocks = list(envkit_delta.encode(old, new))
+    blocks = list(envkit_fetch.encode(old, new))
     assert blocks[1] == b"\0" * 8
-    assert b"".join(envkit_delta.decode(old, BytesIO(b"".join(blocks)))) == new.read_bytes()
+    assert b"".join(envkit_fetch.decode(old, BytesIO(b"".join(blocks)))) == new.read_bytes()
 
 
 def test_a_hundred_pushes_arrive_bit_for_bit_as_deltas(tiny_folder: Path, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from envkit.config.algorithm import LossSection
 from envkit.config.grammar import Rate, Share
 
 from ..parts import Part, PolicyLoss, Rollouts, Tokens
-from ..ratios import ratio_needs
 from ..returns import EPSILON
-from ..terms import MAX_LOG_RATIO, covariance, largest
+from ..terms import MAX_LOG_RATIO, covariance, largest, ratio_needs
 from .clipped import ClipKeys, clipped
 
 if TYPE_CHECKING:

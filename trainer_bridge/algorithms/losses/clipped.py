@@ -10,8 +10,7 @@ from envkit.config.algorithm import LossSection
 from envkit.config.grammar import Rate, Share
 
 from ..parts import Part, PolicyLoss, Tokens
-from ..ratios import RatioUnit, log_ratio, ratio_needs
-from ..terms import MAX_LOG_RATIO, bounded_exp
+from ..terms import MAX_LOG_RATIO, RatioUnit, bounded_exp, log_ratio, ratio_needs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -40,7 +40,7 @@ class VllmEngine:
 
     Args:
         settings: Settings.
-        servers: Functions that make a server to start, one per replica. They are called again after a loss.
+        servers: Servers to start, one per replica, and again after a loss.
         urls: Addresses of running servers, one per replica.
         announce: Shows a line to the user.
     """
@@ -49,14 +49,14 @@ class VllmEngine:
         self,
         settings: VllmSettings,
         *,
-        servers: Sequence[Callable[[], VllmServer]] = (),
+        servers: Sequence[VllmServer] = (),
         urls: Sequence[str] = (),
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
-        parts = [*((make, "") for make in servers), *((None, url) for url in urls)]
+        parts = [*((server, "") for server in servers), *((None, url) for url in urls)]
         self._settings = settings
         self._announce = announce
-        self._replicas = [Replica(index, make, url) for index, (make, url) in enumerate(parts)]
+        self._replicas = [Replica(index, server, url) for index, (server, url) in enumerate(parts)]
         self._routing = Routing()
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
@@ -248,23 +248,14 @@ class VllmEngine:
 
     async def _start(self) -> None:
         """Start all servers at the same time."""
-        errors: list[EnvkitError] = []
 
         async def start(replica: Replica) -> None:
             try:
                 await self._join(replica)
             except ServerLostError as error:
-                errors.append(UsageError(f"the vLLM server {replica.url} does not answer: {error}"))
-            except EnvkitError as error:
-                errors.append(error)
-            if errors:
-                tasks.cancel_scope.cancel()
+                raise UsageError(f"the vLLM server {replica.url} does not answer: {error}") from error
 
-        async with anyio.create_task_group() as tasks:
-            for replica in self._replicas:
-                tasks.start_soon(start, replica)
-        if errors:
-            raise errors[0]
+        await self._on_each(self._replicas, start)
 
     async def _join(self, replica: Replica) -> None:
         """Start or await the server of a replica, and give it the current weights."""
@@ -289,7 +280,7 @@ class VllmEngine:
             while not replica.is_ready:
                 self._notify()
                 is_last = replica.restarts == self._settings.max_restarts
-                waits = "waiting for it to return" if replica.make_server is None else "starting it again"
+                waits = "waiting for it to return" if replica.server is None else "starting it again"
                 follows = "; it is not started again" if is_last else f"; {waits}"
                 self._announce(f"lost the vLLM server {replica.index} at {replica.url}: {reason}{follows}")
                 if is_last:
@@ -315,14 +306,14 @@ class VllmEngine:
 
     async def _on_each(self, replicas: Sequence[Replica], call: Callable[[Replica], Awaitable[object]]) -> None:
         """Call something for several replicas at once. Raise the first error when all have finished."""
-        errors: list[UsageError] = []
+        errors: list[EnvkitError] = []
 
         async def one(replica: Replica) -> None:
             try:
                 await call(replica)
             except ServerLostError as error:
                 self._lose(replica, error)
-            except UsageError as error:
+            except EnvkitError as error:
                 errors.append(error)
 
         async with anyio.create_task_group() as tasks:

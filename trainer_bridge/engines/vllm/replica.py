@@ -54,7 +54,7 @@ class Replica:
 
     Attributes:
         index: Index in the engine.
-        make_server: Makes a server to start; None if the server was started elsewhere.
+        server: The server to start; None if it was started elsewhere.
         url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
         is_gone: Whether it will not come back.
@@ -66,7 +66,7 @@ class Replica:
     """
 
     index: int
-    make_server: Callable[[], VllmServer] | None
+    server: VllmServer | None
     url: str = ""
     is_ready: bool = False
     is_gone: bool = False
@@ -78,7 +78,6 @@ class Replica:
     loss: str = ""
     _lost: anyio.Event = field(default_factory=anyio.Event)
     _client: VllmClient | None = None
-    _server: VllmServer | None = None
 
     @property
     def client(self) -> VllmClient:
@@ -103,12 +102,10 @@ class Replica:
             UsageError: The server cannot be started.
             ServerLostError: The server does not answer.
         """
-        if self.make_server is not None:
-            if self._server is not None:
-                await self._server.stop()  # the place must be free
-            self._server = self.make_server()
-            await self._server.start(settings.start_timeout_s)
-            self.url = self._server.url
+        if self.server is not None:
+            await self.server.stop()  # the place must be free
+            await self.server.start(settings.start_timeout_s)
+            self.url = self.server.url
         self._client = VllmClient(self.url, stall_timeout_s=settings.stall_timeout_s)
         self.fetched = None
         # If the server has never answered, the address is probably wrong.
@@ -125,7 +122,7 @@ class Replica:
 
     async def wait_lost(self) -> str:
         """Wait until the server is lost; if it was started here, end its process. Return why it was lost."""
-        server, reason = self._server, ""
+        server, reason = self.server, ""
         if server is None:
             await self._lost.wait()
             return self.loss
@@ -151,5 +148,5 @@ class Replica:
     async def stop(self) -> None:
         """Close the connections, and end the server if it was started here."""
         await self.close()
-        if self._server is not None:
-            await self._server.stop()
+        if self.server is not None:
+            await self.server.stop()
