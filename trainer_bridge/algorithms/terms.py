@@ -30,12 +30,8 @@ def overlong_penalty(tokens_E: Tensor, section: OverlongSection) -> Tensor:
 def value_loss(value_N: Tensor, target_N: Tensor, before_N: Tensor, clip: float | None) -> Tensor:
     """Return half the squared error of the critic's values; 0, without a gradient, where the target is nan.
 
-    Args:
-        value_N: The values.
-        target_N: What they should be.
-        before_N: The values before the train step.
-        clip: How far a value may move from `before_N`: the larger of the errors with and without this bound counts
-            (Schulman et al., PPO's published code). None: no bound.
+    `clip` is how far a value may move from `before_N`, that before the train step: the larger of the errors with and
+    without this bound counts (Schulman et al., PPO's published code). None: no bound.
     """
     known_N = ~target_N.isnan()
     target_N = target_N.where(known_N, value_N.detach())

@@ -119,12 +119,8 @@ def weights_not_applied(before: PushProbe, after: PushProbe, *, resolution_nats:
     """Check whether the engine runs the weights that were pushed between two probes.
 
     Equal output alone proves nothing: the weights may not have changed in the engine's number format, or the policy may
-    be so sure of these tokens that they have probability 1 under both.
-
-    Args:
-        before: An earlier probe.
-        after: The probe after the push; its `is_changed` must cover all pushes since `before`.
-        resolution_nats: Minimum change of the trainer's log-probabilities of these tokens.
+    be so sure of these tokens that they have probability 1 under both. The trainer's log-probabilities must have
+    changed by more than `resolution_nats`. `after.is_changed` must cover all pushes since `before`.
     """
     if not after.is_changed or not after.equals(before):
         return None
@@ -142,10 +138,7 @@ def weights_not_applied(before: PushProbe, after: PushProbe, *, resolution_nats:
 def engine_disagrees(gap_nats: float, *, tolerance_nats: float, where: str) -> Finding | None:
     """Check whether engine and trainer agree on the log-probabilities of the same tokens under the same weights.
 
-    Args:
-        gap_nats: Mean absolute difference of the log-probabilities.
-        tolerance_nats: Maximum; see `TOLERANCE_NATS`.
-        where: The tokens, for the user.
+    `gap_nats` is their mean absolute difference, and `where` names the tokens for the user.
     """
     if gap_nats <= tolerance_nats:
         return None
@@ -174,11 +167,8 @@ def _distance(one: float, other: float) -> float:
 def of_metrics(first: Row | None, rows: Rows, *, tolerance_nats: float, is_over: bool = False) -> list[Finding]:
     """Run all checks of metrics.
 
-    Args:
-        first: First row of the run whose entropy is known; None if there is no such row.
-        rows: The last rows of the run.
-        tolerance_nats: See `engine_disagrees`.
-        is_over: Whether the run is over. If so, a run with too few train steps is judged by all of them.
+    `first` is the first row of the run whose entropy is known, and `rows` are the last ones. If the run is over, one
+    with too few train steps is judged by all of them.
     """
 
     def last(count: int) -> Rows:

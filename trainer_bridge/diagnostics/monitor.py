@@ -22,7 +22,6 @@ class Diagnostics:
         dtype: The coarser number format of engine and trainer: float32 or bfloat16.
 
     Attributes:
-        stop_on: See the argument.
         found: For each finding by name: `line`, and `first_step` and `last_step`, the train steps after which it was
             first and last seen.
     """

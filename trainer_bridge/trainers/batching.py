@@ -153,12 +153,7 @@ def minibatches(
 ) -> Iterator[list[int]]:
     """Yield the sample indices of each update. An epoch has each sample once, and the samples of a group together.
 
-    Args:
-        groups: Group of each sample.
-        tokens: Number of policy tokens of each sample. The updates of an epoch have similar numbers of tokens.
-        parts: Number of updates in an epoch; fewer if there are fewer groups.
-        epochs: Number of epochs.
-        seed: Seed of the order.
+    An epoch has `parts` updates, or fewer if there are fewer groups, with similar numbers of policy tokens (`tokens`).
     """
     # Take the remainder, so that the seed is in torch's range.
     order = torch.Generator().manual_seed(seed % (1 << 63))

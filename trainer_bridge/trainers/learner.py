@@ -72,11 +72,7 @@ class TrainerSettings:
 class Learner:
     """What learns in one phase of a run.
 
-    Args:
-        model: The policy, on its device.
-        algorithm: The algorithm, whose loss it computes.
-        settings: Settings of the optimisers and passes.
-        imitates: Whether the phase imitates: at temperature 1, without weight decay, and perhaps with Muon.
+    `imitates` says whether the phase imitates: at temperature 1, without weight decay, and perhaps with Muon.
     """
 
     def __init__(

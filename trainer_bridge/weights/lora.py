@@ -42,11 +42,7 @@ class LoraSettings:
 def add_adapter(model: Any, settings: LoraSettings, *, base: str, seed: int) -> None:
     """Freeze `model` and add a new float32 adapter, which changes nothing until it is trained.
 
-    Args:
-        model: A causal language model without an adapter.
-        settings: Settings of the adapter.
-        base: Folder or hub name of `model`, for the files of the adapter.
-        seed: Seed of the weights.
+    `base` is the folder or hub name of `model`, for the files of the adapter.
 
     Raises:
         UsageError: A target does not exist, or is not a linear layer inside the model.

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 from envkit.config.algorithm import AlgorithmSection
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
-from envkit.trainer_bridge.engines.vllm.interpreter import find_python
-from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
+from envkit.trainer_bridge.engines.vllm.launch import ServerSettings, find_python
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.types import Completion, Sample

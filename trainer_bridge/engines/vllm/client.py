@@ -67,12 +67,7 @@ class Part:
 
 
 class VllmClient:
-    """Calls one server.
-
-    Args:
-        url: Address of the server.
-        stall_timeout_s: Maximum seconds without a token of a completion.
-    """
+    """Calls the server at `url`, which is lost if it sends no token of a completion for `stall_timeout_s` seconds."""
 
     def __init__(self, url: str, *, stall_timeout_s: float) -> None:
         self.url = url.rstrip("/")

@@ -36,13 +36,9 @@ _ABORT_EVERY_S = 0.1
 class VllmEngine:
     """Generates text with vLLM servers.
 
-    It implements `envkit.protocols.FetchingEngine`. Open it with `running`.
-
-    Args:
-        settings: Settings.
-        servers: Servers to start, one per replica, and again after a loss.
-        urls: Addresses of running servers, one per replica.
-        announce: Shows a line to the user.
+    It implements `envkit.protocols.FetchingEngine`. Open it with `running`. It has a replica for each of `servers`,
+    which it starts, and starts again after a loss, and for each of `urls`, those of running servers. `announce` shows a
+    line to the user.
     """
 
     def __init__(

@@ -15,8 +15,7 @@ from envkit.errors import UsageError
 from envkit.protocols import Launcher, Process
 from envkit.types import Place
 
-from .interpreter import is_built_for_cpus
-from .launch import ServerSettings, command, environment
+from .launch import ServerSettings, command, environment, is_built_for_cpus
 
 _LOOPBACK = "127.0.0.1"
 _HERE = Place()
@@ -131,11 +130,7 @@ class VllmServer:
             await self._process.kill(grace_s=0)
 
     async def _wait_until_ready(self, process: Process) -> None:
-        """Wait until the server answers.
-
-        Raises:
-            UsageError: It has ended.
-        """
+        """Wait until the server answers; raise a `UsageError` if it has ended."""
         began_s, minutes = clock.now(), 0
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             while not process.has_ended:
@@ -157,9 +152,7 @@ class VllmServer:
 def why_not_started(log: Path, returncode: int | None) -> str:
     """Return why a server ended before it was ready, in one line, from its log.
 
-    Args:
-        log: Its standard output and error.
-        returncode: Its exit code, or the negative number of a signal; None if it was ended because it took too long.
+    `returncode` is its exit code, or the negative number of a signal; None if it was ended because it took too long.
     """
     lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     for pattern, cause in _CAUSES.items():

@@ -16,8 +16,13 @@ from envkit.errors import EnvkitError, UsageError
 from envkit.http.client.chat import Address
 from envkit.protocols import Launcher
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
-from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
-from envkit.trainer_bridge.engines.vllm.launch import SERVED_NAME, ServerSettings, check_arguments
+from envkit.trainer_bridge.engines.vllm.launch import (
+    SERVED_NAME,
+    ServerSettings,
+    check_arguments,
+    find_python,
+    is_built_for_cpus,
+)
 from envkit.trainer_bridge.engines.vllm.replica import START_TIMEOUT_S, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.models.saved_policy import base_of

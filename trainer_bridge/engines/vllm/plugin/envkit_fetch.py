@@ -152,7 +152,8 @@ def locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
             shutil.rmtree(left)
     draft = Path(tempfile.mkdtemp(prefix="envkit-new-", dir=parent))
     with _locked(draft):
-        folder = draft.rename(parent / f"{prefix}{draft.name}")  # now that it is locked, so that nobody else removes it
+        # Now that it is locked, nobody else removes it.
+        folder = draft.rename(parent / f"{prefix}{draft.name.rpartition('-')[2]}")
         try:
             yield folder
         finally:
@@ -189,20 +190,15 @@ class FetchRoute:
         if scope["type"] != "http" or scope["path"] != PATH:
             await self._app(scope, receive, send)
             return
-        body, has_more = b"", True
-        while has_more:
-            message = await receive()
-            body += message.get("body", b"")
-            has_more = message.get("more_body", False)
-        status, answer = 405, {"error": {"message": "use POST"}}
-        if scope["method"] == "POST":
-            try:
-                status, answer = 200, await asyncio.to_thread(self._store.fetch, str(json.loads(body)["url"]))
-            except (FetchError, ValueError, KeyError, TypeError) as error:
-                status, answer = 500, {"error": {"message": str(error)}}
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+        from starlette.requests import Request  # imported here, because only vLLM's processes need it
+        from starlette.responses import JSONResponse
+
+        try:
+            url = str((await Request(scope, receive).json())["url"])
+            answer = JSONResponse(await asyncio.to_thread(self._store.fetch, url))
+        except (FetchError, ValueError, KeyError, TypeError) as error:
+            answer = JSONResponse({"error": {"message": str(error)}}, 500)
+        await answer(scope, receive, send)
 
 
 def _parts(file: IO[bytes]) -> Iterator[bytes]:
