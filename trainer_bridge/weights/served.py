@@ -18,13 +18,14 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from hashlib import blake2b, file_digest
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread  # noqa: TID251 - for large files, which must not block the event loop
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -38,7 +39,6 @@ from ..engines.vllm.plugin.envkit_fetch import DELTA, MANIFEST, encode, fits
 
 _SINGLE = "model.safetensors"
 """Name in the manifest of weights in a single file."""
-_CHUNK = 1 << 22
 
 
 class WeightServer:
@@ -85,7 +85,7 @@ class WeightServer:
         Return the URL of their manifest, without its name, for the engine with the URL `engine`.
 
         Raises:
-            OSError: A file cannot be read.
+            OSError: A file cannot be read, or the manifest cannot be written.
         """
         async with self._offering:
             if weights != self._offered:
@@ -109,7 +109,7 @@ class WeightServer:
                 tasks.start_soon(add, name, path)
         self._offered, self._files, self._number = weights, files, self._number + 1
         prefix = f"/{self._token}/{self._number}/"
-        self._http.contents = {prefix + name: content for name, content in _contents(files).items()}
+        self._http.contents = {prefix + name: path for name, path in _contents(files, Path(deltas.name)).items()}
         if self._deltas is not None:
             self._deltas.cleanup()
         self._deltas = deltas
@@ -123,10 +123,10 @@ class _File:
     delta: Path | None = None
 
 
-def _contents(files: Mapping[str, _File]) -> dict[str, Path | bytes]:
-    """Return what is served, by name: paths, and the manifest."""
+def _contents(files: Mapping[str, _File], folder: Path) -> dict[str, Path]:
+    """Return the paths of what is served, by name. The manifest is written into `folder`."""
     entries: list[JSON] = []
-    found: dict[str, Path | bytes] = {}
+    found = {MANIFEST: folder / MANIFEST}
     for name, one in files.items():
         entry: dict[str, JSON] = {"name": name, "bytes": one.path.stat().st_size, "blake2b": one.checksum}
         found[name] = one.path
@@ -134,7 +134,8 @@ def _contents(files: Mapping[str, _File]) -> dict[str, Path | bytes]:
             entry["delta"] = {"base": one.base, "bytes": one.delta.stat().st_size}
             found[name + DELTA] = one.delta
         entries.append(entry)
-    return {**found, MANIFEST: orjson.dumps({"files": entries})}
+    (folder / MANIFEST).write_bytes(orjson.dumps({"files": entries}))
+    return found
 
 
 def _files(location: Path) -> dict[str, Path]:
@@ -147,18 +148,15 @@ def _with_delta(path: Path, before: _File | None, delta: Path) -> _File:
 
     It has no delta if that would be larger, or cannot be written.
     """
-    found, size = blake2b(digest_size=32), path.stat().st_size
     with path.open("rb") as file:
-        while part := file.read(_CHUNK):
-            found.update(part)
-    checksum = found.hexdigest()
+        checksum = file_digest(file, partial(blake2b, digest_size=32)).hexdigest()
     if before is None or before.checksum == checksum or not fits(before.path, path):
         return _File(path, checksum)
     try:
         with delta.open("wb") as out:
             for block in encode(before.path, path):
                 out.write(block)
-                if out.tell() >= size:
+                if out.tell() >= path.stat().st_size:
                     return _File(path, checksum)
     except OSError:  # such as a full disk
         delta.unlink(missing_ok=True)
@@ -170,7 +168,7 @@ class _HttpServer(ThreadingHTTPServer):
     """Serves `contents` by path, and nothing else."""
 
     daemon_threads = True
-    contents: Mapping[str, Path | bytes] = MappingProxyType({})
+    contents: Mapping[str, Path] = MappingProxyType({})
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing about a connection that broke; print other errors, which are faults of this module."""
@@ -178,27 +176,17 @@ class _HttpServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SimpleHTTPRequestHandler):
     timeout = 60.0
     """Maximum seconds in which the other side takes nothing."""
     server: _HttpServer
 
-    def do_GET(self) -> None:
-        found = self.server.contents.get(self.path)
-        if isinstance(found, bytes):
-            self._begin(len(found))
-            self.wfile.write(found)
-        elif found is not None and found.is_file():
-            with found.open("rb") as file:
-                self._begin(found.stat().st_size)
-                self.connection.sendfile(file)
-        else:
-            self.send_error(HTTPStatus.NOT_FOUND)
+    def translate_path(self, path: str) -> str:
+        """Return the file that is served at `path`; empty, which is no file, if there is none."""
+        return str(self.server.contents.get(path, ""))
 
-    def _begin(self, size: int) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Length", str(size))
-        self.end_headers()
+    def copyfile(self, source: Any, outputfile: object) -> None:
+        self.connection.sendfile(source)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
