@@ -57,12 +57,7 @@ Rows = Sequence[Row]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with a run.
-
-    Attributes:
-        name: Its name, which `diagnostics.stop_on` uses.
-        line: What was seen, and what the user can do.
-    """
+    """Something that is wrong with a run: its name, which `diagnostics.stop_on` uses, and a line with advice."""
 
     name: str
     line: str

@@ -35,12 +35,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Where the trainer is.
-
-    Attributes:
-        version: Version of the weights: the number of updates in the phase.
-        steps: Number of updates of the whole phase.
-    """
+    """Where the trainer is: `version` is the number of updates in the phase so far, and `steps` that of all of them."""
 
     version: int
     phase: TrainPhase

@@ -74,7 +74,8 @@ def evaluate_part(
     if family is None:
         known = ", ".join(name for one in _FAMILIES for name in kinds.names(one))
         raise UsageError(f"no part is called {kind!r}; there are: {known}")
-    chosen = Chosen.of(family, kinds.find(family, kind).section.model_validate({"kind": kind, **settings}))
+    part = kinds.find(family, kind)
+    chosen = Chosen(part, part.section.model_validate({"kind": kind, **settings}))
     _check(rollouts)
     numbers = _Numbers(rollouts)
     segments = numbers.rows.segments(range(len(numbers.rows.samples)))

@@ -31,8 +31,7 @@ from ..threads import torch_threads
 from ..weights import files, lora
 from . import checkpoint
 from .batching import TrainRows, minibatches, without_repeats
-from .learner import Learner, Sums, TrainerSettings, peak_memory_mib
-from .optimizer import rate_factor
+from .learner import Learner, Sums, TrainerSettings, peak_memory_mib, rate_factor
 from .rollouts import rollouts_of
 
 __all__ = ["TorchTrainer", "TrainerSettings"]

@@ -182,7 +182,7 @@ class _Handler(SimpleHTTPRequestHandler):
     server: _HttpServer
 
     def translate_path(self, path: str) -> str:
-        """Return the file that is served at `path`; empty, which is no file, if there is none."""
+        """Return the file that is served at `path`, or an empty path, which is not found."""
         return str(self.server.contents.get(path, ""))
 
     def copyfile(self, source: Any, outputfile: object) -> None:

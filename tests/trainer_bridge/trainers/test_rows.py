@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, row_passes, shared_rows
-from envkit.trainer_bridge.trainers.optimizer import rate_factor
+from envkit.trainer_bridge.trainers.learner import rate_factor
 from envkit.trainer_bridge.trainers.token_logps import TokenScorer, _hidden, block_logps
 from envkit.types import Sample, floats
 from tests.trainer_bridge.models import open_model, sample, shake

@@ -49,12 +49,8 @@ class VllmServer:
     On this machine, it listens only to this machine. Elsewhere it listens to the network: its routes ask for no
     password and can read any file, so the network must be private.
 
-    Args:
-        settings: Its settings.
-        launcher: Starts its process at `place`.
-        place: See `launcher`.
-        port: Its port; None lets the launcher choose.
-        announce: Receives lines for the user about the start.
+    `launcher` starts its process at `place`, and chooses its port unless it is given. `announce` receives lines for the
+    user about the start.
 
     Attributes:
         url: Address of the server; empty before `start`.

@@ -62,9 +62,7 @@ class FetchError(Exception):
 class Store:
     """The files of the newest weights that were fetched.
 
-    Args:
-        parent: Folder for a new folder with the files; None for one in memory if they fit twice, or else in the folder
-            for temporary files.
+    They are in a new folder in `parent`; None: in memory if they fit twice, or else in the folder for temporary files.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
