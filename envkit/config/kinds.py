@@ -54,12 +54,13 @@ class BuiltIn:
 
 @dataclass(frozen=True, slots=True)
 class BuiltInPart:
-    """A part of envkit's algorithms: the place of its `envkit.trainer_bridge.algorithms.parts.Part`."""
+    """A part of envkit's algorithms: the module that has it as `PART`."""
 
-    place: str
+    module: str
 
     def load(self) -> Any:
-        return _imported(self.place)
+        """Return the `envkit.trainer_bridge.algorithms.parts.Part`."""
+        return import_module(self.module).PART
 
     @property
     def section(self) -> type[Section]:
@@ -89,11 +90,9 @@ _WIRING = "envkit.wiring.training"
 _ALGORITHMS = "envkit.trainer_bridge.algorithms"
 
 
-def _algorithm_parts(noun: str, group: str, modules: Mapping[str, tuple[str, ...]]) -> Family:
-    """Return a family of parts, with the names of those in each module."""
-    module_of = {name: module for module, names in modules.items() for name in names}
-    parts = {name: BuiltInPart(f"{_ALGORITHMS}.{module}:{name.upper()}") for name, module in module_of.items()}
-    return Family(group, noun, parts)
+def _algorithm_parts(noun: str, folder: str, *names: str) -> Family:
+    parts = {name: BuiltInPart(f"{_ALGORITHMS}.{folder}.{name}") for name in names}
+    return Family(f"envkit.{folder}", noun, parts)
 
 
 _SANDBOX = BuiltIn(f"{_PARTS}:BuiltInSandboxSection", "envkit.wiring.sandboxes.env_sandboxes:open_backend")
@@ -145,30 +144,20 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "advantages": _algorithm_parts(
         "advantage",
-        "envkit.advantages",
-        {
-            "advantages.group": ("group_normalised", "gigpo", "pass_at_k", "several_rewards"),
-            "advantages.batch": ("batch_normalised", "reinforce_plus_plus", "chunk_returns", "distillation"),
-            "advantages.critic": ("gae", "asyppo"),
-        },
+        "advantages",
+        *("group_normalised", "batch_normalised", "gae", "reinforce_plus_plus", "gigpo", "chunk_returns"),
+        *("pass_at_k", "several_rewards", "distillation", "asyppo"),
     ),
     "losses": _algorithm_parts(
         "loss",
-        "envkit.losses",
-        {
-            "losses.clipped": ("clipped", "sapo", "dppo"),
-            "losses.policy_gradient": ("reinforce", "imitation", "cispo", "topr", "kimi", "chunk_clipped"),
-            "losses.chosen": ("clip_cov", "kl_cov", "top_entropy"),
-        },
+        "losses",
+        *("clipped", "reinforce", "imitation", "cispo", "topr", "kimi", "sapo", "dppo", "chunk_clipped"),
+        *("clip_cov", "kl_cov", "top_entropy"),
     ),
     "aggregations": _algorithm_parts(
-        "aggregation",
-        "envkit.aggregations",
-        {"aggregations": ("token_mean", "rollout_mean", "prompt_mean", "constant")},
+        "aggregation", "aggregations", "token_mean", "rollout_mean", "prompt_mean", "constant"
     ),
-    "corrections": _algorithm_parts(
-        "correction", "envkit.corrections", {"corrections": ("tis", "mis", "icepop", "sequence_mask")}
-    ),
+    "corrections": _algorithm_parts("correction", "corrections", "tis", "mis", "icepop", "sequence_mask"),
 }
 """The families. The built-in players are in `envkit.wiring.evaluation.policies`."""
 

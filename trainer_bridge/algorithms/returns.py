@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from envkit.types import StopReason
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .parts import Rollouts
+    from .parts import Rollouts, Tensor
 
 EPSILON = 1e-6
 """What is added to a deviation before it divides, and the largest relative difference between equal values."""
@@ -82,7 +80,8 @@ def gae_of(
     gamma: float,
     gae_lambda: float,
 ) -> Tensor:
-    """Return generalised advantage estimates [E, S], in float64; `.advantages.critic.gae` has the formula.
+    """Return generalised advantage estimates [E, S], in float64; `envkit.trainer_bridge.algorithms.advantages.gae` has
+    the formula.
 
     The value after the last step is 0; if a limit ended an episode of `stops`, it is `after_E`.
     """

@@ -9,9 +9,7 @@ from envkit.config.algorithm import KlSection, OverlongSection
 from .returns import EPSILON
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .parts import Segments, Tokens
+    from .parts import Segments, Tensor, Tokens
 
 RatioUnit: TypeAlias = Literal["token", "turn", "rollout"]
 Mean: TypeAlias = Literal["product", "geometric"]

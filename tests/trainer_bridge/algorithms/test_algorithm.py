@@ -227,6 +227,6 @@ def test_a_combination_that_cannot_work_is_refused_with_the_reason(
 
 
 def test_parts_are_read_without_torch() -> None:
-    script = "import sys, envkit.trainer_bridge.algorithms.advantages.critic; print('torch' in sys.modules)"
+    script = "import sys, envkit.trainer_bridge.algorithms.advantages.gae; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from envkit.config.algorithm import AdvantageSection
 from envkit.config.grammar import Count, Share
-from envkit.trainer_bridge.algorithms.advantages.group import GroupNormalised, group_normalised
+from envkit.trainer_bridge.algorithms.advantages.group_normalised import GroupNormalised, group_normalised
 from envkit.trainer_bridge.algorithms.parts import Advantages, Part, Rollouts
 
 

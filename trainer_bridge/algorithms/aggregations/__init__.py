@@ -1,0 +1,1 @@
+"""Aggregations: the weight of each token's loss in an update."""
