@@ -29,6 +29,8 @@ _LOAD_ADAPTER = "/v1/load_lora_adapter"
 _LOAD_TIMEOUT_S = 600.0
 _CALL_TIMEOUT_S = 60.0
 _MAX_SEED = 1 << 63
+_FULL = "-full"
+"""End of the label of a server that has received all weights, and no longer has those that it started with."""
 _DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
 UNKNOWN = "default"
 """Label of the weights of a server that has just started."""
@@ -73,6 +75,7 @@ class VllmClient:
         self._base = ""
         self._generate_url = httpx.URL(f"{self.url}/inference/v1/generate")  # httpx joins URLs slowly
         self._token = secrets.token_hex(4)
+        self._is_full = False
         self._stall_timeout_s = stall_timeout_s
         self._last_s = clock.now()
         # The server closes a connection after an error, and a request on it at that moment would be lost. And httpx is
@@ -91,7 +94,7 @@ class VllmClient:
 
     def label(self, version: int) -> str:
         """Return the label of a version, which no other client of the server uses."""
-        return f"{self._token}-{version}"
+        return f"{self._token}-{version}{_FULL if self._is_full else ''}"
 
     async def connect(self, *, max_tokens: int, dtype: str, takes_adapters: bool) -> None:
         """Prepare the server for `generate` and `load`. Its present weights get the label of version 0.
@@ -99,11 +102,12 @@ class VllmClient:
         Raises:
             ServerLostError: It does not answer.
             UsageError: It takes fewer than `max_tokens` tokens, has another number format, was not started with
-                envkit's arguments, or takes no adapters although it should.
+                envkit's arguments, has the weights of another run, or takes no adapters although it should.
         """
         try:
             (model, *_) = (await self._call("GET", "/v1/models")).json()["data"]
             self._base, limit = str(model["id"]), int(model["max_model_len"])
+            self._is_full = str((await self._call("GET", "/weight_info")).json()["weight_version"]).endswith(_FULL)
             found = _DTYPE.search((await self._call("GET", "/server_info")).json()["vllm_config"])
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise UsageError(f"{self.url} is not a vLLM server for envkit; start one with `envkit vllm`") from error
@@ -116,6 +120,11 @@ class VllmClient:
             raise UsageError(
                 f"the vLLM server {self.url} takes no LoRA adapters; start it with --lora-rank RANK, where RANK is at "
                 "least trainer.lora.rank"
+            )
+        if takes_adapters and self._is_full:
+            raise UsageError(
+                f"the vLLM server {self.url} has the weights of another run, to which no LoRA adapter must be added; "
+                "start it again"
             )
         if limit < max_tokens:
             raise UsageError(
@@ -274,6 +283,7 @@ class VllmClient:
                     await self._call("POST", "/finish_weight_update", {})
                     await self._call("POST", "/start_weight_update")
                 await self._call("POST", "/update_weights", {"update_info": {"path": weights.location}}, is_load=True)
+                self._is_full = True
                 await self._call("POST", "/finish_weight_update", {"weight_version": self.label(weights.version)})
                 self.model = self._base
         except UsageError as error:

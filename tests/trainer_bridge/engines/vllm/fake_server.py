@@ -33,7 +33,7 @@ class FakeServer:
         dtype: Number format of its weights.
         has_lora: Whether it was started for LoRA adapters.
         rejects: Locations of weights that it cannot load.
-        label: Label of its weights, which is "default" after a start.
+        label: Label of its weights, which is `label_at_start` after a start.
         slots: Maximum number of completions in progress; others wait.
         loads: Locations of the loaded weights.
         store: Where it keeps fetched weights; None if it cannot fetch any.
@@ -56,6 +56,7 @@ class FakeServer:
     has_lora: bool = True
     rejects: set[str] = field(default_factory=set)
     label: str = "default"
+    label_at_start: str = "default"
     slots: int = 1000
     loads: list[str] = field(default_factory=list)
     store: Store | None = None
@@ -80,7 +81,7 @@ class FakeServer:
     async def start(self, timeout_s: float) -> None:
         self.starts += 1
         self._ended = asyncio.Event()
-        self.label = "default"
+        self.label = self.label_at_start
         self._free = asyncio.Semaphore(self.slots)
         self._listener = await asyncio.start_server(self._serve, self.host, self._port)
         self._port = self._listener.sockets[0].getsockname()[1]
@@ -132,6 +133,8 @@ class FakeServer:
             case "/v1/chat/completions":
                 message = {"role": "assistant", "content": f"{body['model']} says 1"}
                 return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
+            case "/weight_info":
+                return 200, {"weight_version": self.label}
             case "/server_info":
                 return 200, {"vllm_config": f"model='m', dtype=torch.{self.dtype}, seed=0"}
             case "/metrics":

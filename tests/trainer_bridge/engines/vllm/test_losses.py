@@ -72,7 +72,7 @@ def test_a_server_of_ours_is_started_again_with_the_weights_that_it_had() -> Non
             got = await group.engine.generate(PROMPT, params(12))
             assert (is_whole(got, 12), got.versions) == (True, ((4, 12),))
             assert (server.starts, server.loads) == (2, ["/weights-4", "/weights-4"])
-            assert server.label.endswith("-4")
+            assert server.label.endswith("-4-full")
             lost, back = group.lines
             assert lost.startswith(f"lost the vLLM server 0 at {server.url}: ")
             assert "killed by signal 9" in lost
@@ -147,8 +147,8 @@ def test_a_lost_server_loads_the_weights_that_it_missed_when_it_is_back() -> Non
             await first.start(5.0)
             await until(lambda: len(group.engine.replicas) == 2)
             assert first.loads == ["/weights-1", "/weights-2"]
-            assert first.label.endswith("-2")
-            assert second.label.endswith("-2")
+            assert first.label.endswith("-2-full")
+            assert second.label.endswith("-2-full")
             done = await complete_all(group.engine, 4, params(6))
             assert [one.versions for one in done] == [((2, 6),)] * 4
 
@@ -251,6 +251,7 @@ def test_a_completion_that_misses_its_deadline_ends_in_the_server_too() -> None:
     ("server", "how", "line"),
     [
         (FakeServer(dtype="bfloat16"), {}, "has weights in bfloat16, and engine.dtype is float32"),
+        (FakeServer(label_at_start="a-3-full"), {"takes_adapters": True}, "to which no LoRA adapter must be added"),
         (
             FakeServer(has_lora=False),
             {"takes_adapters": True},
