@@ -222,7 +222,7 @@ def test_weights_that_cannot_be_fetched_are_an_error_and_the_old_ones_stay(tmp_p
     trainer = Publisher(tmp_path)
 
     async def main() -> None:
-        server = FakeServer(store=make_store(tmp_path / "store"))
+        server, old = FakeServer(store=make_store(tmp_path / "store")), FakeServer()
         async with fleet(server, weights_url=f"http://127.0.0.1:{free_port()}") as group:
             channel = WeightChannel(trainer, group.engine)
             await channel.push()
@@ -231,5 +231,8 @@ def test_weights_that_cannot_be_fetched_are_an_error_and_the_old_ones_stay(tmp_p
                 await channel.push()
             assert len(server.loads) == 1
             assert (await group.engine.generate([7], params(3))).versions == ((0, 3),)
+        async with fleet(old, weights_url=f"http://127.0.0.1:{free_port()}") as group:
+            with pytest.raises(UsageError, match="cannot fetch weights; start it with this version of `envkit vllm`"):
+                await WeightChannel(trainer, group.engine).push()
 
     clock.run(main)

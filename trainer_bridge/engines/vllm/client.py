@@ -37,6 +37,7 @@ UNKNOWN = "default"
 _UNAVAILABLE = 500
 _FED_TOKENS = {"vllm:prompt_tokens_total": 1, "vllm:generation_tokens_total": 1, "vllm:prefix_cache_hits_total": -1}
 """vLLM's metrics that count tokens, and their signs in the number of those that the model has processed."""
+_REQUESTS = {"vllm:num_requests_running": 1, "vllm:num_requests_waiting": 1}
 
 
 class ServerLostError(Exception):
@@ -255,6 +256,11 @@ class VllmClient:
             ServerLostError: The server was lost.
             UsageError: The server cannot fetch them; it still has its old weights.
         """
+        if await self._lacks(_FETCH):
+            raise UsageError(
+                f"the vLLM server {self.url} cannot fetch weights; start it with this version of `envkit vllm`, or set "
+                "engine.weights_folder"
+            )
         try:
             found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
         except UsageError:
@@ -296,12 +302,20 @@ class VllmClient:
 
     async def fed_tokens(self) -> int:
         """Return the number of tokens that the model has processed, without those from the prefix cache."""
-        fed = 0.0
+        return await self._sum(_FED_TOKENS)
+
+    async def is_busy(self) -> bool:
+        """Whether it has requests."""
+        return await self._sum(_REQUESTS) > 0
+
+    async def _sum(self, signs: Mapping[str, int]) -> int:
+        """Return the sum of some of vLLM's metrics, each with its sign."""
+        found = 0.0
         for line in (await self._call("GET", "/metrics")).text.splitlines():
             name, _, value = line.rpartition(" ")
-            if sign := _FED_TOKENS.get(name.partition("{")[0]):
-                fed += sign * float(value)
-        return round(fed)
+            if sign := signs.get(name.partition("{")[0]):
+                found += sign * float(value)
+        return round(found)
 
     async def _set_label(self, version: int) -> None:
         await self._call("POST", "/update_weight_version", {"new_version": self.label(version)})

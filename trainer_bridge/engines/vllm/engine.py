@@ -258,6 +258,8 @@ class VllmEngine:
         await replica.start(self._settings, self._announce)
         async with self._loading:
             settings = self._settings
+            if replica.server is None and not replica.restarts and await replica.client.is_busy():
+                raise UsageError(f"another run uses the vLLM server {replica.url}; give each run its own servers")
             await replica.client.connect(
                 max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
             )

@@ -139,7 +139,8 @@ class FakeServer:
                 return 200, {"vllm_config": f"model='m', dtype=torch.{self.dtype}, seed=0"}
             case "/metrics":
                 prompts = sum(len(one["token_ids"]) for one in self.requests)
-                return 200, f'# HELP vllm:prompt_tokens\nvllm:prompt_tokens_total{{engine="0"}} {prompts}\n'
+                running = f'vllm:num_requests_running{{engine="0"}} {self.running}'
+                return 200, f'vllm:prompt_tokens_total{{engine="0"}} {prompts}\n{running}'
             case "/abort_requests":
                 self._aborted |= set(body["request_ids"])
             case "/pause?mode=abort" | "/resume":

@@ -206,6 +206,19 @@ def test_a_server_that_was_started_again_elsewhere_gets_the_weights_before_its_t
     clock.run(main)
 
 
+def test_a_server_that_another_run_uses_is_refused() -> None:
+    async def main() -> None:
+        server = FakeServer(token_s=0.02)
+        async with fleet(server) as group, anyio.create_task_group() as tasks:
+            tasks.start_soon(group.engine.generate, PROMPT, params(40))
+            await until(lambda: server.running)
+            with pytest.raises(UsageError, match=f"another run uses the vLLM server {server.url}"):
+                async with VllmEngine(settings(), urls=[server.url]).running():
+                    pass
+
+    clock.run(main)
+
+
 def test_a_request_that_waits_in_a_busy_server_does_not_count_as_a_stall() -> None:
     async def main() -> None:
         server = FakeServer(token_s=0.05, slots=1)
