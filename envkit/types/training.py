@@ -411,5 +411,7 @@ class PauseMode(StrEnum):
 
     KEEP = "keep"
     """Stop at the current token; `resume` continues them, with the weights of that moment."""
+    ABORT = "abort"
+    """Return them as they are, with `FinishReason.ABORTED`."""
     WAIT = "wait"
     """Finish them first; requests that arrive meanwhile wait for `resume`."""

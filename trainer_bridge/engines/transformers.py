@@ -166,16 +166,14 @@ class TransformersEngine:
     async def abort(self, session: str) -> None:
         """See `envkit.protocols.Engine.abort`."""
         async with self._busy:
-            for request in (*self._running, *self._waiting):
-                if request.session == session:
-                    request.finish = request.finish or FinishReason.ABORTED
-                    request.wake.set()
+            self._abort([one for one in (*self._running, *self._waiting) if one.session == session])
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """See `envkit.protocols.Engine.pause`."""
         self._pause = mode
-        async with self._busy:  # until the present engine step is over
-            pass
+        async with self._busy:
+            if mode is PauseMode.ABORT:
+                self._abort([*self._running, *self._waiting])
         while mode is PauseMode.WAIT and any(not request.is_done for request in self._running):
             if self._idle.is_set():
                 self._idle = anyio.Event()
@@ -210,6 +208,12 @@ class TransformersEngine:
                 # The next episodes must not depend on these: after a resume, they begin with an empty cache.
                 self._cache.clear()
                 self._free.sort()
+
+    def _abort(self, requests: Sequence[_Request]) -> None:
+        """End requests with the tokens that they have. Call this method only between engine steps."""
+        for request in requests:
+            request.finish = request.finish or FinishReason.ABORTED
+            request.wake.set()
 
     async def load(self, weights: Weights) -> None:
         """Load new weights and drop all caches. Without `pause`, wait for the completions that are being generated.

@@ -47,10 +47,12 @@ def test_completions_that_a_pause_keeps_wait_and_continue_with_the_weights_that_
     rig.run(test)
 
 
-def test_requests_in_a_pause_wait_for_its_end_unless_they_are_aborted(rig: Rig) -> None:
+def test_a_pause_that_aborts_returns_the_tokens_so_far_and_new_requests_wait(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
         async with Asked(engine) as asked:
-            await engine.pause()
+            await asked.begun("ab", how(rig.long))
+            await engine.pause(PauseMode.ABORT)
+            await asked.ended("ab")
             asked.ask("c", how(4))
             asked.ask("d", how(4))
             assert await is_still(engine)
@@ -58,6 +60,10 @@ def test_requests_in_a_pause_wait_for_its_end_unless_they_are_aborted(rig: Rig) 
             assert (health.running, health.waiting, health.is_paused) == (0, 2, True)
             await engine.abort("d")
             await engine.resume()
+        for session in "ab":
+            assert asked.done[session].finish is FinishReason.ABORTED
+            assert 0 < len(asked.done[session].token_ids) < rig.long
+            assert rig.policies.agree(asked.done[session], prompt=prompt_of(session))
         assert (len(asked.done["c"].token_ids), len(asked.done["d"].token_ids)) == (4, 0)
         assert asked.done["d"].finish is FinishReason.ABORTED
 

@@ -169,7 +169,11 @@ class VllmEngine:
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """See `envkit.protocols.Engine.pause`."""
         self._pause = mode
-        if mode is PauseMode.KEEP:
+        if mode is PauseMode.ABORT:
+            for request in self._requests.values():
+                request.is_aborted = True
+            self._notify()
+        if mode is not PauseMode.WAIT:
             await self._end([*self._requests.values()])
         while any(request.replica is not None for request in self._requests.values()):
             await self._changed.wait()
