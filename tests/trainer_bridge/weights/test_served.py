@@ -14,11 +14,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from starlette.responses import PlainTextResponse
 
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.vllm.plugin import envkit_fetch
-from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST, FetchError, Store
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST, PATH, FetchError, FetchRoute, Store
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.trainer_bridge.weights.files import INDEX, save_weights
 from envkit.trainer_bridge.weights.served import WeightServer
@@ -234,5 +235,24 @@ def test_weights_that_cannot_be_fetched_are_an_error_and_the_old_ones_stay(tmp_p
         async with fleet(old, weights_url=f"http://127.0.0.1:{free_port()}") as group:
             with pytest.raises(UsageError, match="cannot fetch weights; start it with this version of `envkit vllm`"):
                 await WeightChannel(trainer, group.engine).push()
+
+    clock.run(main)
+
+
+def test_the_route_of_the_plug_in_fetches_weights_and_leaves_all_other_requests_to_vllm(tmp_path: Path) -> None:
+    weights = Weights(1, str(write_words(tmp_path / "1.safetensors", np.arange(99, dtype=np.uint16))))
+    url = "http://127.0.0.1:1"
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(FetchRoute(PlainTextResponse("vllm")))
+        async with serving() as server, httpx.AsyncClient(transport=transport, base_url=url) as client:
+            reply = await client.post(PATH, json={"url": await server.offer(weights, url)})
+            assert held_by(reply.json()["path"]).read_bytes() == content_of(weights)
+            assert (await client.get("/health")).text == "vllm"
+            refused = await client.post(PATH, json={"url": f"{url}/secret"})
+            assert refused.status_code == 500
+            assert f"cannot fetch weights from {url}: " in refused.json()["error"]["message"]
+            assert (await client.post(PATH, content=b"{")).status_code == 500
+            assert (await client.get(PATH)).status_code == 405
 
     clock.run(main)

@@ -195,7 +195,7 @@ class FetchRoute:
             url = str((await Request(scope, receive).json())["url"])
             answer = JSONResponse(await asyncio.to_thread(self._store.fetch, url))
         except (FetchError, ValueError, KeyError, TypeError) as error:
-            answer = JSONResponse({"error": {"message": str(error)}}, 500)
+            answer = JSONResponse({"error": {"message": str(error)}}, 500 if scope["method"] == "POST" else 405)
         await answer(scope, receive, send)
 
 
