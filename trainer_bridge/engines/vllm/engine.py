@@ -2,7 +2,7 @@
 
 Each request is streamed, so the tokens that arrived are kept if its server is lost. There is one way to continue a
 completion: the prompt and the tokens so far are sent as a new request for the rest. This is used after a pause that
-keeps completions, an aborted call, and a lost server. So all tokens of a request come from one policy
+keeps completions, an aborted call, a lost server, and a drained one. So all tokens of a request come from one policy
 version.
 """
 
@@ -243,6 +243,17 @@ class VllmEngine:
         """For each ready replica, by index, a function that completes a prompt there."""
         return {one.index: partial(self._generate, one) for one in self._ready()}
 
+    async def drain(self, index: int) -> None:
+        """Send no more requests to a replica; those in progress there continue on others. Returns when it is idle."""
+        replica = self._replicas[index]
+        replica.is_draining = True
+        await self._end([one for one in self._requests.values() if one.replica is replica])
+
+    def admit(self, index: int) -> None:
+        """Send requests to a drained replica again."""
+        self._replicas[index].is_draining = False
+        self._notify()
+
     def _ready(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.is_ready]
 
@@ -363,7 +374,9 @@ class VllmEngine:
                 request.is_aborted = True
                 return None
             loads = {
-                one.index: one.running for one in allowed if one.is_ready and one.running < self._settings.max_num_seqs
+                one.index: one.running
+                for one in allowed
+                if one.is_ready and (not one.is_draining or one is pinned) and one.running < self._settings.max_num_seqs
             }
             if loads and self._pause is None:
                 chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)

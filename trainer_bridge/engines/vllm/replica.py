@@ -57,6 +57,7 @@ class Replica:
         server: The server to start; None if it was started elsewhere.
         url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
+        is_draining: Whether it gets no new requests.
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
         fetched: The weights whose files its server has fetched last.
@@ -69,6 +70,7 @@ class Replica:
     server: VllmServer | None
     url: str = ""
     is_ready: bool = False
+    is_draining: bool = False
     is_gone: bool = False
     running: int = 0
     version: int = 0

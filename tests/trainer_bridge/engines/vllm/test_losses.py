@@ -293,6 +293,28 @@ def test_weights_of_the_other_kind_are_refused() -> None:
     clock.run(main)
 
 
+def test_completions_of_a_drained_server_go_on_elsewhere_and_it_gets_none_until_it_is_admitted() -> None:
+    async def main() -> None:
+        first, second = FakeServer(token_s=0.01), FakeServer(token_s=0.01)
+        async with fleet(first, second) as group, anyio.create_task_group() as tasks:
+
+            async def drain() -> None:
+                await until(lambda: first.running == second.running == 1)
+                await group.engine.drain(0)
+
+            tasks.start_soon(drain)
+            done = await complete_all(group.engine, 2, params(20))
+            assert all(is_whole(one, 20) for one in done)
+            await complete_all(group.engine, 4, params(2))
+            assert (len(first.requests), len(second.requests)) == (1, 6)
+            group.engine.admit(0)
+            await group.engine.drain(1)
+            await complete_all(group.engine, 4, params(2))
+            assert (len(first.requests), len(second.requests)) == (5, 6)
+
+    clock.run(main)
+
+
 # --- Rejected requests -----------------------------------------------------------------------------------------------
 
 
