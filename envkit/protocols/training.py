@@ -113,7 +113,8 @@ class FreezableEngine(PolicyEngine, Protocol):
     def frozen(self) -> AbstractAsyncContextManager[Engine | None]:
         """Open an engine that has the present weights during the block, whatever is loaded meanwhile.
 
-        None if there is no room for it. There is at most one at a time.
+        It has a copy of its own, because the files of older weights are removed. None if there is no room for it. There
+        is at most one at a time.
         """
         ...
 
