@@ -183,7 +183,7 @@ class TorchTrainer:
             raise ValueError("update() without samples; call accumulate() first")
         settings, algorithm = self._settings, self._algorithm
         samples = without_repeats(given) if algorithm.advantage is not None else given
-        sums: Sums = defaultdict(float, policy_loss=0.0, advantage_abs=0.0)  # also if all tokens are ignored
+        sums: Sums = defaultdict(float, policy_loss=0.0, advantage_abs=0.0)  # also if nothing is learned
         factor = self._rate_factor()
         rate = factor * (settings.imitation_rate if self._phase == "imitation" else settings.learning_rate)
         critic_rate = settings.critic_learning_rate * factor
@@ -365,12 +365,10 @@ class TorchTrainer:
             self._nonfinite += 1
             if self._nonfinite >= MAX_NONFINITE_UPDATES:
                 raise
-            return {"nonfinite_updates": 1.0, "policy_loss": 0.0, "advantage_abs": 0.0}
+            return {"nonfinite_updates": 1.0}
         if norm > 0:
             self._nonfinite = 0
         return {
-            "policy_loss": 0.0,
-            "advantage_abs": 0.0,  # also if every sample is skipped
             **sums,
             "updates" if norm > 0 else "skipped_updates": 1.0,
             "tokens": sum(sizes),
