@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from envkit.config.grammar import Share
+from envkit.config.grammar import PositiveShare
 
 from ..parts import Part, PolicyLoss, Rollouts, Tensor, Tokens
 from ..terms import covariance, largest, ratio_needs
@@ -17,7 +15,7 @@ class ClipCov(ClipKeys):
     """The clipped ratio of PPO, without the tokens whose log-probability and advantage have a high covariance."""
 
     kind: Literal["clip_cov"] = "clip_cov"
-    share: Annotated[Share, Field(gt=0)] = 2e-4
+    share: PositiveShare = 2e-4
     """Share of the tokens of a train step that are left out: one token at least."""
     low: float = 1.0
     """Least covariance of such a token."""
