@@ -2,8 +2,7 @@
 
 Each request is streamed, so the tokens that arrived are kept if its server is lost. There is one way to continue a
 completion: the prompt and the tokens so far are sent as a new request for the rest. This is used after a pause that
-keeps completions, an aborted call, a lost server, and a drained one. So all tokens of a request come from one policy
-version.
+keeps completions, an aborted call, a lost server, and a drained one. All tokens of a request come from one version.
 """
 
 from __future__ import annotations
