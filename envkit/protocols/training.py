@@ -113,8 +113,7 @@ class FreezableEngine(PolicyEngine, Protocol):
     def frozen(self) -> AbstractAsyncContextManager[Engine | None]:
         """Open an engine that has the present weights during the block, whatever is loaded meanwhile.
 
-        It has a copy of its own, because the files of older weights are removed. None if there is no room for it. There
-        is at most one at a time.
+        None if there is no room for it. There is at most one at a time.
         """
         ...
 

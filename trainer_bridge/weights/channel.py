@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -44,7 +44,7 @@ class Push:
 class WeightChannel:
     """Publishes the trainer's weights and loads them into the engine.
 
-    A file or folder is kept until the engine has loaded a newer one.
+    A file or folder is kept until the engine has loaded a newer one, and while a frozen engine has its weights.
 
     `mode` says what happens to completions that are being generated during a push.
     """
@@ -54,6 +54,7 @@ class WeightChannel:
         self._engine = engine
         self._mode = mode
         self._current: Weights | None = None
+        self._frozen: Weights | None = None
 
     async def push(self) -> Push:
         """Publish, let the engine fetch what is far away, pause it, load, and resume it."""
@@ -69,13 +70,27 @@ class WeightChannel:
                 await self._engine.resume()
         exposed_s = clock.now() - began
         before, self._current = self._current, weights
-        if before and before.location and before.location != weights.location:
-            await clock.to_thread(_remove, Path(before.location))
+        if before is not self._frozen:
+            await self._remove_old(before)
         return Push(weights, before is None or before.checksum != weights.checksum, exposed_s)
 
-    def frozen(self) -> AbstractAsyncContextManager[Engine | None]:
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[Engine | None]:
         """Open an engine that has the weights of the last push during the block; None if the engine cannot do that."""
-        return self._engine.frozen() if isinstance(self._engine, FreezableEngine) else nullcontext()
+        if not isinstance(self._engine, FreezableEngine):
+            yield None
+            return
+        frozen = self._frozen = self._current
+        try:
+            async with self._engine.frozen() as engine:
+                yield engine
+        finally:
+            self._frozen = None
+            await self._remove_old(frozen)
+
+    async def _remove_old(self, weights: Weights | None) -> None:
+        if weights and weights.location and self._current and weights.location != self._current.location:
+            await clock.to_thread(_remove, Path(weights.location))
 
 
 def _remove(path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -121,6 +122,32 @@ def test_a_file_is_kept_until_the_engine_has_loaded_a_newer_one(tmp_path: Path) 
     assert seen == [everything, everything, everything[1:], everything[2:]]
     assert names(tmp_path) == [files[2].name]  # the same one once more is not removed
     assert found[-1].weights == published[2]
+
+
+class Freezable(RecordingEngine):
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[ScriptedEngine | None]:
+        yield ScriptedEngine()
+
+
+def test_the_file_of_a_frozen_engine_is_kept_until_it_ends(tmp_path: Path) -> None:
+    files = [tmp_path / f"version-{version}.safetensors" for version in range(3)]
+    for file in files:
+        file.touch()
+
+    async def main() -> list[list[str]]:
+        published = [Weights(version, str(file)) for version, file in enumerate(files)]
+        channel = WeightChannel(Publisher(*published), Freezable())
+        await channel.push()
+        async with channel.frozen() as frozen:
+            assert isinstance(frozen, ScriptedEngine)
+            for _ in range(2):
+                await channel.push()
+            during = names(tmp_path)
+        return [during, names(tmp_path)]
+
+    first, _, last = (file.name for file in files)
+    assert clock.run(main, virtual=True) == [[first, last], [last]]
 
 
 def test_pushes_during_an_update_wait_for_its_weights(tiny_folder: Path, tmp_path: Path) -> None:
