@@ -221,6 +221,8 @@ class TorchTrainerSection(TrainerSection):
     micro_tokens: Count | None = None
     """Maximum number of tokens of one forward and backward pass, including padding. null: 16384 for a tiny policy, 4096
     for a pretrained model."""
+    packing: bool = False
+    """Whether several short samples without a common prefix share a row of a pass, which avoids padding."""
     lora: LoraSection | None = None
     """The adapter; null: all weights are trained. Left out: an adapter for a model with at least 7e9 parameters, by its
     config.json, and null for others."""

@@ -434,6 +434,7 @@ OVERLONG = {"algorithm.overlong": {"max_tokens": 3, "buffer_tokens": 3}, **MANY,
 BF16 = {"engine.dtype": "bfloat16", "algorithm.old_logprobs": "recomputed"}
 FOUR = {"rollout.turn_tokens": 4}
 THREE = {"trainer.steps": 3}
+LONG = {"rollout.group_size": 4, "rollout.turn_tokens": 20, "algorithm.minibatches": 1}
 LORA = {"trainer.lora": {}, "trainer.groups_per_step": 2}
 CHECKED = How(base=VLLM, measure=Runs.check)
 STARTED = How(base=VLLM, measure=Runs.start_vllm)
@@ -532,6 +533,7 @@ TRAIN: Mapping[str, How] = {
     "trainer.gradient_checkpointing": How(value=True),
     "trainer.max_grad_norm": How(1e-3),
     "trainer.micro_tokens": How(20),
+    "trainer.packing": How(base=CHAT, more=LONG),
     "trainer.lora.rank": How(4, CHAT, LORA),
     "trainer.lora.alpha": How(4.0, CHAT, LORA),
     "trainer.lora.targets": How(["q_proj"], CHAT, LORA),

@@ -1,9 +1,9 @@
 """Packing samples into rows and passes. Axes: B rows, L tokens, N tokens that contribute to the loss.
 
 A row contains one sample, or several samples with a common prefix. Several samples form a prefix tree, in which the
-tokens that they share, such as a system prompt, occur once. Each token has the same position as in its sample, and a
-mask limits its attention to the preceding tokens of its samples. The result is therefore the same as with one sample
-per row. A pass is a batch of rows.
+tokens that they share, such as a system prompt, occur once. With packing, a row may contain several trees. Each token
+has the same position as in its sample, and a mask limits its attention to the preceding tokens of its samples. The
+result is therefore the same as with one sample per row. A pass is a batch of rows.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ SHARED_TIMES = 4
 
 _WORTH_SHARING = 0.25
 """Share of tokens that common prefixes must save: attention with a mask is slower than plain causal attention."""
+
+PACKED_ROW_TOKENS = 1024
+"""Maximum number of tokens in a row of samples without a common prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,7 @@ def row_passes(
     micro_tokens: int,
     *,
     shares_rows: bool,
+    packs: bool = False,
     together: Sequence[int] | None = None,
 ) -> list[list[list[int]]]:
     """Split samples into passes of rows; see `cut`. In the result, a row is a list of the indices of its samples.
@@ -219,6 +223,7 @@ def row_passes(
         samples: The samples.
         micro_tokens: Maximum number of tokens in a pass, including padding.
         shares_rows: Whether samples with a common prefix share a row; if false, each sample has a separate row.
+        packs: Whether samples without a common prefix share rows, too; only with `shares_rows`.
         together: A number for each sample; samples with the same number are in the same pass. Such a pass has at most
             `micro_tokens` tokens without its padding, unless one number has more. None: no such condition.
     """
@@ -231,7 +236,9 @@ def row_passes(
         found: list[list[list[int]]] = []
         for part in cut(lengths, micro_tokens):
             chosen = [number for place in part for number in units[place]]
-            inner = row_passes([samples[number] for number in chosen], micro_tokens, shares_rows=shares_rows)
+            inner = row_passes(
+                [samples[number] for number in chosen], micro_tokens, shares_rows=shares_rows, packs=packs
+            )
             found.append([[chosen[place] for place in row] for rows in inner for row in rows])
         return found
     rows = [[number] for number in range(len(samples))]
@@ -239,6 +246,8 @@ def row_passes(
         shared, whole = shared_rows(samples, micro_tokens), sum(len(sample.token_ids) for sample in samples)
         if sum(row_tokens([samples[number] for number in row]) for row in shared) <= (1 - _WORTH_SHARING) * whole:
             rows = shared
+    if packs and shares_rows:
+        rows = packed_rows(rows, samples, min(PACKED_ROW_TOKENS, micro_tokens))
     lengths = [row_tokens([samples[number] for number in row]) for row in rows]
     return [[rows[place] for place in part] for part in cut(lengths, micro_tokens)]
 
@@ -265,6 +274,22 @@ def shared_rows(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]
         used += len(ids) - common
         before = ids
     return rows
+
+
+def packed_rows(rows: Sequence[Sequence[int]], samples: Sequence[Sample], row_tokens_limit: int) -> list[list[int]]:
+    """Join rows to rows of at most `row_tokens_limit` tokens: the longest first, each to the first row with room."""
+    lengths = [row_tokens([samples[number] for number in row]) for row in rows]
+    packed: list[list[int]] = []
+    used: list[int] = []
+    for place in sorted(range(len(rows)), key=lambda place: (-lengths[place], place)):
+        free = (number for number, size in enumerate(used) if size + lengths[place] <= row_tokens_limit)
+        if (number := next(free, None)) is None:
+            number = len(packed)
+            packed.append([])
+            used.append(0)
+        packed[number] += rows[place]
+        used[number] += lengths[place]
+    return packed
 
 
 def row_tokens(samples: Sequence[Sample]) -> int:

@@ -64,6 +64,7 @@ class TrainerSettings:
     weight_decay: float = 0.0
     precision: str = "float32"
     gradient_checkpointing: bool = False
+    packing: bool = False
     shard_mib: int = 4096
     imitation_rate: float = 0.0
     imitates_with_muon: bool = False
@@ -92,6 +93,9 @@ class Learner:
         scorer = partial(TokenScorer, temperature=temperature, precision=settings.precision)
         self.scorer = scorer(model)
         self._reference_scorer = None if reference is None else scorer(reference)
+        if settings.packing and not self.scorer.shares_rows:
+            kind = type(model).__name__
+            raise UsageError(f"trainer.packing: not supported by {kind}, which cannot separate samples; use false")
         decay = settings.weight_decay
         self._optimizers = (
             muon(model, 0.0)
@@ -249,6 +253,7 @@ class Learner:
             [samples[row] for row in indices],
             settings.micro_tokens,
             shares_rows=self.scorer.shares_rows,
+            packs=settings.packing,
             together=None if together is None else [together[row] for row in indices],
         ):
             yield [[indices[place] for place in row] for row in part]

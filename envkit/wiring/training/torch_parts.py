@@ -117,6 +117,7 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         weight_decay=section.weight_decay,
         precision=section.precision,
         gradient_checkpointing=bool(section.gradient_checkpointing),
+        packing=section.packing,
         imitation_rate=context.imitation_rate,
         imitates_with_muon=model.kind == "tiny",
     )

@@ -121,7 +121,8 @@ def test_cuts_repeats_order_rows_and_passes_change_nothing(name: str, tiny_folde
     one = ALGORITHMS[name]
     algorithm = replace(one, section=one.section.model_copy(update={"minibatches": rng.choice([1, 2])}))
     expected, gradients = learned(tiny_folder, algorithm, SAMPLES)
-    worth, found = learned(tiny_folder, algorithm, cuts(rng), micro_tokens=rng.choice([1, 60, 10**6]))
+    micro_tokens, packing = rng.choice([(1, False), (60, False), (60, True), (10**6, True)])
+    worth, found = learned(tiny_folder, algorithm, cuts(rng), micro_tokens=micro_tokens, packing=packing)
     assert worth.keys() == expected.keys()
     assert [worth[turn] for turn in expected] == pytest.approx([*expected.values()], rel=1e-6, abs=1e-7)
     for got, gradient in zip(found, gradients, strict=True):

@@ -12,7 +12,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
-from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, row_passes, shared_rows
+from envkit.errors import UsageError
+from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, row_passes, row_tokens, shared_rows
 from envkit.trainer_bridge.trainers.learner import rate_factor
 from envkit.trainer_bridge.trainers.token_logps import TokenScorer, _hidden, block_logps
 from envkit.types import Sample, floats
@@ -225,6 +226,39 @@ def test_rows_are_shared_only_if_that_saves_a_quarter_of_the_tokens() -> None:
     for prompt, is_shared in ((4, False), (6, True)):  # of 2 * (prompt + 5) tokens, the prompt is saved once
         samples = [sample([5] * prompt, ([word] * 5, ())) for word in (7, 8)]
         assert row_passes(samples, MANY, shares_rows=True) == ([[[0, 1]]] if is_shared else [[[0], [1]]])
+
+
+# --- Packing ---------------------------------------------------------------------------------------------------------
+
+
+def test_packing_fills_rows_and_leaves_long_samples_alone() -> None:
+    lengths = [600, 500, 400, 300, 1500, 100]
+    samples = [
+        sample([3 + number], ([5] * (length - 1), ()), group=str(number)) for number, length in enumerate(lengths)
+    ]
+    (part,) = row_passes(samples, MANY, shares_rows=True, packs=True)
+    assert [[lengths[number] for number in row] for row in part] == [[500, 300, 100], [600, 400], [1500]]
+    # A row is no longer than a pass.
+    assert all(len(row) == 1 for part in row_passes(samples, 300, shares_rows=True, packs=True) for row in part)
+
+
+def test_a_packed_row_shares_prefixes_within_its_trees(tiny_folder: Path) -> None:
+    samples = groups(3, count=4)
+    trainee = Trainee(tiny_folder, None, preset="grpo", minibatches=1, packing=True)
+    fed: list[tuple[int, int]] = []
+    trainee.model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(tuple(kwargs["input_ids"].shape[:2])), with_kwargs=True
+    )
+    assert trainee.update(samples)["skipped_samples"] == 0
+    shared = sum(row_tokens([samples[number] for number in row]) for row in shared_rows(samples, MANY))
+    assert fed == [(1, shared)]
+
+
+def test_packing_is_refused_for_a_model_that_ignores_the_mask(tmp_path: Path) -> None:
+    made = Gemma2ForCausalLM(Gemma2Config(**SMALL_MODEL, final_logit_softcapping=2.0))
+    made.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"^trainer\.packing: not supported by Gemma2ForCausalLM"):
+        Trainee(tmp_path, None, preset="grpo", packing=True)
 
 
 # --- The learning rate -----------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def test_the_gradient_and_the_report_are_those_of_the_slow_loss(
     samples = groups(1) if is_shared else draw_samples(0, 8, tiny_folder)  # with or without common prompts
     how = {**KINDS[kind], **ONE_UPDATE}
     expected, parts = slow_gradient(Trainee(tiny_folder, None, **how), samples)
-    for micro_tokens in (10**6, 90):  # test_invariance.py has the others
-        trainee, report = updated(tiny_folder, tmp_path, samples, **how, micro_tokens=micro_tokens)
+    for micro_tokens, packing in ((10**6, False), (90, True)):  # test_invariance.py has the others
+        trainee, report = updated(tiny_folder, tmp_path, samples, **how, packing=packing, micro_tokens=micro_tokens)
         assert trainee.scorer.shares_rows
         got = trainee.gradients()
         for name, values in expected.items():

@@ -1,4 +1,4 @@
-"""LoRA in training files: problems, defaults, runs, and the folders that runs write."""
+"""LoRA and packing in training files: problems, defaults, runs, and the folders that runs write."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ def content(model: Path, *, steps: int) -> dict[str, Any]:
             "steps": steps,
             "groups_per_step": 4,
             "precision": "float32",
+            "packing": True,
             "learning_rate": 1e-2,
             "checkpoint_every": 1,
             "lora": {"rank": 2},
