@@ -55,7 +55,7 @@ def _has_model() -> str | None:
 
 
 def _has_vllm() -> str | None:
-    from envkit.trainer_bridge.engines.vllm.interpreter import find_python
+    from envkit.trainer_bridge.engines.vllm.launch import find_python
 
     find_python()
     return None

@@ -378,7 +378,7 @@ class TrainLoop:
         self.state.facts["findings"] = {**self._diagnostics.found}
         for one in found:
             line = f"train step {self.state.step}: {one.name}: {one.line}"
-            if one.name in self._diagnostics.settings.stop_on:
+            if one.name in self._diagnostics.stop_on:
                 await self.save()
                 raise EnvkitError(
                     f"{line}; then continue from the checkpoint of train step {self.state.step} with --resume, or "

@@ -33,6 +33,7 @@ UserPath = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 

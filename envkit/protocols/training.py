@@ -64,6 +64,14 @@ class Engine(Protocol):
         """Stop generating for `session`: its `generate` returns the tokens so far, with `FinishReason.ABORTED`."""
         ...
 
+    def forget(self, session: str) -> None:
+        """Release the KV cache of `session`."""
+        ...
+
+
+class PolicyEngine(Engine, Protocol):
+    """An engine that samples from the policy and can load new weights."""
+
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """Stop generating until `resume`. Returns when no token is being sampled."""
         ...
@@ -79,14 +87,6 @@ class Engine(Protocol):
             EnvkitError: The engine does not answer, or failed.
         """
         ...
-
-    def forget(self, session: str) -> None:
-        """Release the KV cache of `session`."""
-        ...
-
-
-class PolicyEngine(Engine, Protocol):
-    """An engine that samples from the policy and can load new weights."""
 
     async def load(self, weights: Weights) -> None:
         """Sample from `weights` from now on.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -86,21 +84,6 @@ def lock_folder(folder: Path, name: str, *, user: str, remedy: str) -> IO[bytes]
         lock.close()
         raise
     return lock
-
-
-def private_folder(folder: Path) -> Path:
-    """Create a folder that only this user can read and write, if it is missing, and return it.
-
-    Raises:
-        UsageError: It exists and is not such a folder.
-        OSError: It cannot be created.
-    """
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise UsageError(f"{folder} is not a private folder of this user; remove it, or set TMPDIR to another folder")
-    return folder
 
 
 def _found(folder: Path) -> str | None:

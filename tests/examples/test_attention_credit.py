@@ -145,7 +145,8 @@ def samples_of(folder: Path) -> list[Sample]:
 def advantages(samples: list[Sample], model: Any, **keys: Any) -> list[list[float]]:
     rows = TrainRows(samples, range(len(samples)), [], [sample.logprobs[sample.mask] for sample in samples], [], [], [])
     given = rollouts_of(rows, algorithm_of(), [], [], [], kl_coefficient=0.0)
-    chosen = Chosen.of("advantages", section(**KEYS, **keys))
+    own = section(**KEYS, **keys)
+    chosen = Chosen(kinds.find("advantages", own.kind), own)
     return [part.tolist() for part in rows.split(chosen(replace(given, model=model)).advantage_N)]
 
 

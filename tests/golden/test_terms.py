@@ -12,14 +12,15 @@ from torch import Tensor
 
 from envkit.config.algorithm import KlSection, OverlongSection
 from envkit.trainer_bridge.algorithms.parts import Segments, Tokens
-from envkit.trainer_bridge.algorithms.penalties import AdaptiveKl, overlong_penalty
 from envkit.trainer_bridge.algorithms.terms import (
+    AdaptiveKl,
     bounded_exp,
     covariance,
     entropy,
     kl_estimate,
     kl_loss,
     largest,
+    overlong_penalty,
     value_loss,
 )
 from tests.golden import slow

@@ -26,11 +26,6 @@ class Chosen:
     part: Part
     section: PartSection
 
-    @classmethod
-    def of(cls, family: str, section: PartSection) -> Chosen:
-        """Return the part of `family` in `envkit.config.kinds` that a section of a training file chooses."""
-        return cls(kinds.find(family, section.kind), section)
-
     def __call__(self, *inputs: object) -> Any:
         """Return what its function returns; see `Part.function`."""
         return self.part.function(*inputs, self.section)
@@ -48,9 +43,7 @@ class Algorithm:
     Attributes:
         section: The section of the training file.
         advantage: The advantage; None for imitation, which has no rewards.
-        loss: The loss.
         aggregation: The weights of the tokens.
-        correction: The correction, or None.
     """
 
     section: AlgorithmSection
@@ -67,7 +60,7 @@ class Algorithm:
             UsageError: The package of a part cannot be imported.
         """
         parts: dict[str, Any] = {
-            name: None if (part := getattr(section, name)) is None else Chosen.of(family, part)
+            name: None if (part := getattr(section, name)) is None else Chosen(kinds.find(family, part.kind), part)
             for name, family in _FAMILIES.items()
         }
         return cls(section, **parts)

@@ -28,9 +28,8 @@ def copy_of(module: Any) -> Any:
 class Critic(nn.Module):
     """Estimates the return from a turn onwards, given all tokens before the turn's completion.
 
-    Args:
-        model: A causal language model; the critic starts with a copy of its body (see `copy_of`).
-        of_tokens: Estimate the return from each policy token onwards instead, given all tokens before it.
+    It starts with a copy of the body of `model` (see `copy_of`). With `of_tokens`, it estimates the return from each
+    policy token onwards instead, given all tokens before it.
     """
 
     def __init__(self, model: Any, *, of_tokens: bool = False) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from envkit.config.grammar import Section
 from envkit.types import Sample, StopReason
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
+Tensor: TypeAlias = "torch.Tensor"
+"""For annotations only: see above."""
 
 NEEDS = (
     *("groups", "recomputed", "reference", "on_policy", "whole_rollouts", "sequences", "advantages"),

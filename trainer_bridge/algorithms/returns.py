@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from envkit.types import StopReason
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .parts import Rollouts
+    from .parts import Rollouts, Tensor
 
 EPSILON = 1e-6
 """What is added to a deviation before it divides, and the largest relative difference between equal values."""

@@ -1,4 +1,4 @@
-"""The checks: pure functions of recorded events that return what is wrong.
+"""The events of a training run, and the checks: pure functions of events that return what is wrong.
 
 Checks of metrics look at the last train steps of a run. A problem must occur in each of them, unless a single train
 step proves it. If a problem is the cause of another, only the cause is returned: for example, without valid actions all
@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from envkit.types import JSON
-
-from .events import Finding, PushProbe, Row, Rows, TrainStep
 
 STEPS = 5
 """Number of consecutive train steps in which a problem must occur, unless another number is given."""
@@ -50,6 +49,63 @@ SAMPLES_LOST_OR_REPEATED = "samples_lost_or_repeated"
 VOID_AFTER_ACTION = "void_after_action"
 COMPLETIONS_CUT_OFF = "completions_cut_off"
 
+Row = Mapping[str, JSON]
+"""The metrics of a train step, as in ``metrics.jsonl``."""
+Rows = Sequence[Row]
+"""Rows of consecutive train steps, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong with a run: its name, which `diagnostics.stop_on` uses, and a line with advice."""
+
+    name: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushProbe:
+    """The completion of a fixed prompt after a push: always the same prompt, sampling parameters and random seed.
+
+    Attributes:
+        version: Policy version that was pushed.
+        is_changed: Whether the weights differ from those of the previous probe, in the engine's number format.
+        token_ids: Tokens that the engine sampled.
+        engine_logprobs: The engine's log-probabilities of these tokens, in nats.
+        trainer_logprobs: The trainer's log-probabilities of these tokens under the pushed weights, in nats.
+        replica: Index of the replica of the engine.
+    """
+
+    version: int
+    is_changed: bool
+    token_ids: tuple[int, ...]
+    engine_logprobs: tuple[float, ...]
+    trainer_logprobs: tuple[float, ...]
+    replica: int = 0
+
+    def equals(self, other: PushProbe) -> bool:
+        """Whether the engine sampled the same tokens with bit-equal log-probabilities."""
+        return (self.token_ids, self.engine_logprobs) == (other.token_ids, other.engine_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """A finished train step, and its metrics (`values`).
+
+    Attributes:
+        samples: Number of samples that were passed to the trainer.
+        accounting: The error of its `accounting.Ledger`; empty if the sums add up.
+        void_after: Number of void attempts by the kind of their last action; see `accounting.last_actions`.
+        played_after: The same for the others.
+    """
+
+    step: int
+    values: Row
+    samples: int
+    accounting: str = ""
+    void_after: Mapping[str, int] = field(default_factory=dict)
+    played_after: Mapping[str, int] = field(default_factory=dict)
+
 
 # --- Weights ---------------------------------------------------------------------------------------------------------
 
@@ -58,12 +114,8 @@ def weights_not_applied(before: PushProbe, after: PushProbe, *, resolution_nats:
     """Check whether the engine runs the weights that were pushed between two probes.
 
     Equal output alone proves nothing: the weights may not have changed in the engine's number format, or the policy may
-    be so sure of these tokens that they have probability 1 under both.
-
-    Args:
-        before: An earlier probe.
-        after: The probe after the push; its `is_changed` must cover all pushes since `before`.
-        resolution_nats: Minimum change of the trainer's log-probabilities of these tokens.
+    be so sure of these tokens that they have probability 1 under both. The trainer's log-probabilities must have
+    changed by more than `resolution_nats`. `after.is_changed` must cover all pushes since `before`.
     """
     if not after.is_changed or not after.equals(before):
         return None
@@ -81,10 +133,7 @@ def weights_not_applied(before: PushProbe, after: PushProbe, *, resolution_nats:
 def engine_disagrees(gap_nats: float, *, tolerance_nats: float, where: str) -> Finding | None:
     """Check whether engine and trainer agree on the log-probabilities of the same tokens under the same weights.
 
-    Args:
-        gap_nats: Mean absolute difference of the log-probabilities.
-        tolerance_nats: Maximum; see `TOLERANCE_NATS`.
-        where: The tokens, for the user.
+    `gap_nats` is their mean absolute difference, and `where` names the tokens for the user.
     """
     if gap_nats <= tolerance_nats:
         return None
@@ -113,11 +162,8 @@ def _distance(one: float, other: float) -> float:
 def of_metrics(first: Row | None, rows: Rows, *, tolerance_nats: float, is_over: bool = False) -> list[Finding]:
     """Run all checks of metrics.
 
-    Args:
-        first: First row of the run whose entropy is known; None if there is no such row.
-        rows: The last rows of the run.
-        tolerance_nats: See `engine_disagrees`.
-        is_over: Whether the run is over. If so, a run with too few train steps is judged by all of them.
+    `first` is the first row of the run whose entropy is known, and `rows` are the last ones. If the run is over, one
+    with too few train steps is judged by all of them.
     """
 
     def last(count: int) -> Rows:
@@ -239,14 +285,9 @@ def steps_lost_or_repeated(recorded: Sequence[JSON], step: int) -> Finding | Non
     """Check whether the recorded train steps are 1 to `step`, each once."""
     if list(recorded) == list(range(1, step + 1)):
         return None
-    counted = Counter(one for one in recorded if isinstance(one, int))
-    missing = [one for one in range(1, step + 1) if one not in counted]
-    repeated = [one for one, count in counted.items() if count > 1]
-    problems = [f"metrics.jsonl has {len(recorded)} rows for {step} train steps"]
-    problems += [f"train step {missing[0]} is missing"] if missing else []
-    problems += [f"train step {repeated[0]} is repeated"] if repeated else []
-    problems += ["they are not in order"] if len(recorded) == step and not missing else []
-    return _lost_or_repeated(problems)
+    wrong = next((row for row, one in enumerate(recorded, 1) if one != row), len(recorded) + 1)
+    found = f"row {wrong} is not that of train step {wrong}"
+    return _lost_or_repeated([f"metrics.jsonl has {len(recorded)} rows for {step} train steps: {found}"])
 
 
 def _lost_or_repeated(problems: Sequence[str]) -> Finding | None:

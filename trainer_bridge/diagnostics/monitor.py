@@ -1,38 +1,34 @@
-"""The monitor of a run: feeds its events to the checks, and remembers what they found."""
+"""The monitor of a run, which feeds its events to the checks, and the probe, which makes those of pushes."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from envkit.types import JSON
+import anyio
+import numpy as np
 
+from envkit.protocols import Engine, Trainer
+from envkit.types import JSON, Completion, FinishReason, Sample, SamplingParams
+
+from ..weights.channel import Push
 from . import checks
-from .events import Finding, PushProbe, Row, TrainStep
+from .checks import Finding, PushProbe, Row, TrainStep
 
-
-@dataclass(frozen=True, slots=True)
-class DiagnosticSettings:
-    """Settings of the diagnostics.
-
-    Attributes:
-        stop_on: Names of the findings that stop the run.
-        dtype: The coarser number format of engine and trainer, a key of `checks.TOLERANCE_NATS`; an unknown one counts
-            as bfloat16.
-    """
-
-    stop_on: frozenset[str] = frozenset({checks.WEIGHTS_NOT_APPLIED})
-    dtype: str = "float32"
+TOKENS = 8
+"""Maximum number of tokens of the completion."""
+_SEED = 20_240_501
 
 
 class Diagnostics:
     """Watches a run. Each method takes an event, and returns the findings that are new or that stop the run.
 
     Args:
-        settings: Settings.
         rows: Rows of ``metrics.jsonl`` if the run is resumed.
         found: Findings of the run before the resume, as `found` has them; changed in place.
+        stop_on: Names of the findings that stop the run.
+        dtype: The coarser number format of engine and trainer: float32 or bfloat16.
 
     Attributes:
         found: For each finding by name: `line`, and `first_step` and `last_step`, the train steps after which it was
@@ -41,11 +37,14 @@ class Diagnostics:
 
     def __init__(
         self,
-        settings: DiagnosticSettings | None = None,
         rows: Iterable[Row] = (),
         found: dict[str, JSON] | None = None,
+        *,
+        stop_on: Collection[str] = (checks.WEIGHTS_NOT_APPLIED,),
+        dtype: str = "float32",
     ) -> None:
-        self.settings = settings or DiagnosticSettings()
+        self.stop_on = stop_on
+        self._tolerance_nats, self._resolution_nats = checks.TOLERANCE_NATS[dtype], checks.RESOLUTION_NATS[dtype]
         self.found = {} if found is None else found
         self._recorded: list[JSON] = []
         self._step = 0
@@ -70,9 +69,8 @@ class Diagnostics:
         if before is not None and probe.equals(before):
             # Compare with the first probe that had this output: several small updates may be visible only together.
             self._is_changed[replica] |= probe.is_changed
-            resolution_nats = checks.RESOLUTION_NATS.get(self.settings.dtype, checks.RESOLUTION_NATS["bfloat16"])
             probe = replace(probe, is_changed=self._is_changed[replica])
-            found.append(checks.weights_not_applied(before, probe, resolution_nats=resolution_nats))
+            found.append(checks.weights_not_applied(before, probe, resolution_nats=self._resolution_nats))
         else:
             self._before[replica], self._is_changed[replica] = probe, False
         where = f"{len(probe.token_ids)} tokens sampled after the push of version {probe.version}"
@@ -94,10 +92,6 @@ class Diagnostics:
         found = {one.name: _entry(one, self._step) for one in more} | self.found
         return [{"name": name, **entry} for name, entry in found.items() if isinstance(entry, dict)]
 
-    @property
-    def _tolerance_nats(self) -> float:
-        return checks.TOLERANCE_NATS.get(self.settings.dtype, checks.TOLERANCE_NATS["bfloat16"])
-
     def _of_metrics(self, *, is_over: bool = False) -> list[Finding]:
         return checks.of_metrics(self._first, list(self._rows), tolerance_nats=self._tolerance_nats, is_over=is_over)
 
@@ -115,7 +109,7 @@ class Diagnostics:
             before = self.found.get(one.name)
             first = before.get("first_step") if isinstance(before, dict) else step
             self.found[one.name] = _entry(one, step) | {"first_step": first}
-            if before is None or one.name in self.settings.stop_on:
+            if before is None or one.name in self.stop_on:
                 shown.append(one)
         return shown
 
@@ -130,3 +124,66 @@ class Diagnostics:
 
 def _entry(finding: Finding, step: int) -> dict[str, JSON]:
     return {"line": finding.line, "first_step": step, "last_step": step}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Probes an engine. The request has no session, so it neither uses nor leaves anything in the engine's cache.
+
+    Attributes:
+        engine: The engine, which must not be generating for others at the time. If it has the attribute `replicas`, as
+            `VllmEngine` has, each of them is probed.
+        trainer: The trainer, whose current weights are those of the last push.
+        temperature: Sampling temperature of the run, which the trainer's log-probabilities take into account.
+        max_tokens: Maximum total length of prompt and completion in tokens.
+        timeout_s: Maximum seconds of the completion.
+    """
+
+    engine: Engine
+    trainer: Trainer
+    temperature: float
+    max_tokens: int
+    timeout_s: float = 600.0
+
+    async def measure(self, prompt: Sequence[int], push: Push) -> list[PushProbe]:
+        """Return the completion of `prompt` after `push` by each replica.
+
+        A replica that misses the deadline or is aborted, because it was lost, is left out.
+        """
+        count = max(1, min(TOKENS, self.max_tokens - len(prompt)))
+        params = SamplingParams(temperature=self.temperature, max_tokens=count, seed=_SEED)
+        probes: list[PushProbe] = []
+        replicas: Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]
+        replicas = getattr(self.engine, "replicas", {0: self.engine.generate})
+        for index, generate in replicas.items():
+            with anyio.move_on_after(self.timeout_s) as scope:
+                completion = await generate(prompt, params)
+            if scope.cancelled_caught or completion.finish is FinishReason.ABORTED:
+                continue
+            (scored,) = await self.trainer.score([_sample(prompt, completion)])
+            probes.append(
+                PushProbe(
+                    version=push.weights.version,
+                    is_changed=push.is_changed,
+                    token_ids=tuple(completion.token_ids.tolist()),
+                    engine_logprobs=tuple(completion.logprobs.tolist()),
+                    trainer_logprobs=tuple(scored.tolist()),
+                    replica=index,
+                )
+            )
+        return probes
+
+
+def _sample(prompt: Sequence[int], completion: Completion) -> Sample:
+    count, size = len(prompt), len(completion.token_ids)
+    mask = np.arange(count + size) >= count
+    return Sample(
+        group="probe",
+        token_ids=np.concatenate([np.array(prompt, dtype=np.int32), completion.token_ids]),
+        mask=mask,
+        logprobs=np.concatenate([np.zeros(count, dtype=np.float32), completion.logprobs]),
+        turn_ids=np.zeros(count + size, dtype=np.int32),
+        rewards=np.zeros(1, dtype=np.float32),
+        versions=np.where(mask, completion.versions[-1][0], -1),
+        episode="probe",
+    )

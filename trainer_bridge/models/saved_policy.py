@@ -1,4 +1,4 @@
-"""Metadata of a saved policy, in the file ``envkit-policy.json`` of its folder."""
+"""What a model folder says about itself: the metadata of a saved policy, and the model that an adapter belongs to."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from envkit.errors import UsageError
 from envkit.types import Options
 
 POLICY_FILE = "envkit-policy.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _FORMAT = 1
 
 
@@ -56,12 +59,8 @@ class SavedPolicy:
             UsageError: The file is damaged or has another format.
         """
         path = folder / POLICY_FILE
-        try:
-            content = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
+        if (content := _read(path)) is None:
             return None
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path}: cannot be read: {error}") from error
         found = content.get("format") if isinstance(content, dict) else None
         if found != _FORMAT:
             raise UsageError(f"{path}: has format {found}, but this version of envkit reads format {_FORMAT}")
@@ -76,3 +75,33 @@ class SavedPolicy:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: is damaged: {error!r}") from error
+
+
+def base_of(folder: Path) -> str | None:
+    """Return the folder or hub name of the model to which the adapter in `folder` belongs; None without an adapter.
+
+    Raises:
+        UsageError: The file `ADAPTER_CONFIG` is damaged, or the folder that it names does not exist.
+    """
+    path = folder / ADAPTER_CONFIG
+    if (content := _read(path)) is None:
+        return None
+    base = content.get("base_model_name_or_path") if isinstance(content, dict) else None
+    if not isinstance(base, str) or not base:
+        raise UsageError(f"{path}: base_model_name_or_path is missing; set it to the folder or hub name of the model")
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        raise UsageError(
+            f"{folder}: the model of this adapter is not at {base}; move it there, or change base_model_name_or_path "
+            f"in {path}"
+        )
+    return base
+
+
+def _read(path: Path) -> Any:
+    """Return the content of a JSON file; None if it is missing."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from error

@@ -69,17 +69,10 @@ def make_policy(
     max_tokens: int,
     seed: int,
 ) -> None:
-    """Write a freshly initialised policy and its tokenizer into `folder`.
+    """Write a freshly initialised policy and its tokenizer into `folder`, which is created if missing.
 
-    Args:
-        folder: The model folder, created if missing; load it with ``AutoModelForCausalLM.from_pretrained``.
-        texts: All possible observations and answers, whose words become the vocabulary.
-        moves: All possible moves; each becomes a single token.
-        hidden_size: Size of the hidden states.
-        layers: Number of layers.
-        heads: Number of attention heads; must divide `hidden_size`.
-        max_tokens: Maximum length of an episode in tokens.
-        seed: Seed of the initial weights.
+    The vocabulary is that of `make_tokenizer`, for all possible observations, answers and moves. `heads` must divide
+    `hidden_size`, and `max_tokens` is the maximum length of an episode.
     """
     tokenizer = make_tokenizer(texts, moves)
     config = LlamaConfig(

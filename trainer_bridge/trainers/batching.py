@@ -82,8 +82,12 @@ class TrainRows:
         turns = [sample.turn_ids[sample.mask] for sample in self.samples]
         kept_turns = [np.isin(np.unique(own), own[keep]) for own, keep in zip(turns, keeps, strict=True)]
 
-        def chosen(values: Sequence[Any]) -> list[Any]:
-            return [value[keep] for value, keep in zip(values, keeps, strict=bool(values))]
+        by_token = ("advantages", "old", "factors", "reference", "prepared", "entropy_weights")
+        chosen: dict[str, Any] = {
+            name: [value[keep] for value, keep in zip(values, keeps, strict=True)]
+            for name in by_token
+            if (values := getattr(self, name))
+        }
 
         def estimates(values: Sequence[Tensor]) -> list[Tensor]:
             """Choose among what critics estimate: one value for each token, or for each turn."""
@@ -105,14 +109,9 @@ class TrainRows:
         return replace(
             self,
             samples=samples,
-            advantages=chosen(self.advantages),
-            old=chosen(self.old),
-            factors=chosen(self.factors),
             targets=estimates(self.targets),
-            reference=chosen(self.reference),
             values=estimates(self.values),
-            prepared=chosen(self.prepared),
-            entropy_weights=chosen(self.entropy_weights),
+            **chosen,
         )
 
     def segments(self, indices: Sequence[int], device: torch.device | None = None) -> Segments:
@@ -157,12 +156,7 @@ def minibatches(
 ) -> Iterator[list[int]]:
     """Yield the sample indices of each update. An epoch has each sample once, and the samples of a group together.
 
-    Args:
-        groups: Group of each sample.
-        tokens: Number of policy tokens of each sample. The updates of an epoch have similar numbers of tokens.
-        parts: Number of updates in an epoch; fewer if there are fewer groups.
-        epochs: Number of epochs.
-        seed: Seed of the order.
+    An epoch has `parts` updates, or fewer if there are fewer groups, with similar numbers of policy tokens (`tokens`).
     """
     # Take the remainder, so that the seed is in torch's range.
     order = torch.Generator().manual_seed(seed % (1 << 63))

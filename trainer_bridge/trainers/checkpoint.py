@@ -34,29 +34,8 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """The models of a checkpoint.
-
-    Attributes:
-        policy: The policy.
-        tokenizer: Its tokenizer, or None.
-        reference: The reference policy, or None.
-    """
-
-    policy: Any
-    tokenizer: Any
-    reference: Any
-
-
-@dataclass(frozen=True, slots=True)
 class About:
-    """Where the trainer is.
-
-    Attributes:
-        version: Version of the weights: the number of updates in the phase.
-        phase: The phase.
-        steps: Number of updates of the whole phase.
-    """
+    """Where the trainer is: `version` is the number of updates in the phase so far, and `steps` that of all of them."""
 
     version: int
     phase: TrainPhase
@@ -80,18 +59,18 @@ class TrainedWeights:
         return [(name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad]
 
 
-def save(folder: Path, models: Models, parts: Mapping[str, Stateful], about: About, *, shard_bytes: int) -> None:
+def save(
+    folder: Path, policy: Any, reference: Any, parts: Mapping[str, Stateful], about: About, *, shard_bytes: int
+) -> None:
     """Write a trainer's checkpoint into the existing `folder`; files of weights have at most `shard_bytes`.
 
     The policy is saved as the model folder ``policy/``; if it has a LoRA adapter, the folder has only the adapter.
+    `reference` is the reference policy, or None.
     """
-    model, reference = models.policy, models.reference
-    if lora.is_adapted(model):
-        lora.save_adapter(model, folder / "policy")
+    if lora.is_adapted(policy):
+        lora.save_adapter(policy, folder / "policy")
     else:
-        model.save_pretrained(folder / "policy", max_shard_size=shard_bytes)
-    if models.tokenizer is not None:
-        models.tokenizer.save_pretrained(folder / "policy")
+        policy.save_pretrained(folder / "policy", max_shard_size=shard_bytes)
     # Pass torch an open file: if torch opens a path itself, it hides the operating system's error.
     with (folder / "optimizer.pt").open("wb") as file:
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
@@ -113,20 +92,20 @@ def about(folder: Path) -> About:
         return About(**json.loads((folder / "trainer.json").read_text()))
 
 
-def restore(folder: Path, models: Models, parts: Mapping[str, Stateful]) -> None:
+def restore(folder: Path, policy: Any, reference: Any, parts: Mapping[str, Stateful]) -> None:
     """Load a checkpoint that `save` wrote.
 
     Raises:
         UsageError: The folder has no checkpoint of this policy and algorithm.
     """
     with _reading(folder):
-        _load(models.policy, folder / "policy")
+        _load(policy, folder / "policy")
         state = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
         for name, part in parts.items():
             part.load_state_dict(state[name])  # This also moves the state to the device of the weights.
-        if models.reference is not None:
+        if reference is not None:
             place = folder / "reference"
-            _load(models.reference, place if place.is_dir() else place.with_suffix(".safetensors"))
+            _load(reference, place if place.is_dir() else place.with_suffix(".safetensors"))
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def evaluate_part(
     if family is None:
         known = ", ".join(name for one in _FAMILIES for name in kinds.names(one))
         raise UsageError(f"no part is called {kind!r}; there are: {known}")
-    chosen = Chosen.of(family, kinds.find(family, kind).section.model_validate({"kind": kind, **settings}))
+    part = kinds.find(family, kind)
+    chosen = Chosen(part, part.section.model_validate({"kind": kind, **settings}))
     _check(rollouts)
     numbers = _Numbers(rollouts)
     segments = numbers.rows.segments(range(len(numbers.rows.samples)))
@@ -131,36 +132,20 @@ class _Numbers:
                     self._turns.append([turn for _, turn in part])
         owners = [sorted({*self._owners}).index(owner) for owner in self._owners]
         has_reference = any("reference" in turn for rollout in rollouts for turn in rollout["turns"])
-        self.rows = TrainRows(samples, owners, [], [], [], [], [])
-        self.rows = TrainRows(
-            samples,
-            owners,
-            self.lists("advantage"),
-            self.lists("old"),
-            [],
-            [],
-            self.lists("reference") if has_reference else [],
-        )
+        reference = self.lists("reference") if has_reference else []
+        self.rows = TrainRows(samples, owners, self.lists("advantage"), self.lists("old"), [], [], reference)
 
     def lists(self, name: str) -> list[Floats]:
         """Return a number of each policy token, sample by sample."""
-        return [
-            floats([one for turn in turns for one, own in zip(_of(turn, name), _of(turn, "mask"), strict=True) if own])
-            for turns in self._turns
-        ]
+        return [floats(self._of_policy(turns, name)) for turns in self._turns]
 
     def of(self, name: str) -> Tensor:
-        """Return a number of each policy token [N], in float64 as far as float32 holds the input."""
-        return torch.tensor(
-            [
-                float(one)
-                for turns in self._turns
-                for turn in turns
-                for one, own in zip(_of(turn, name), _of(turn, "mask"), strict=True)
-                if own
-            ],
-            dtype=torch.float64,
-        )
+        """Return a number of each policy token [N], in float64."""
+        return torch.tensor([one for turns in self._turns for one in self._of_policy(turns, name)], dtype=torch.float64)
+
+    def _of_policy(self, turns: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+        found = [one for turn in turns for one in zip(_of(turn, name), _of(turn, "mask"), strict=True)]
+        return [float(value) for value, own in found if own]
 
     def values(self, chosen: Chosen) -> tuple[list[Tensor], list[Tensor]]:
         """Return the estimates of the critics that a part needs, sample by sample, and those after the last token."""
@@ -226,18 +211,12 @@ def _sample(owner: int, rollout: Mapping[str, Any], part: Sequence[tuple[int, Ma
 
 
 def _check(rollouts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ValueError` for unknown names, numbers of different tokens, and rollouts without a policy token."""
-    for number, rollout in enumerate(rollouts):
-        if unknown := rollout.keys() - _OF_ROLLOUTS:
-            raise ValueError(f"rollout {number}: no such key: {min(unknown)}; there are: {', '.join(_OF_ROLLOUTS)}")
-        for place, turn in enumerate(rollout["turns"]):
-            if unknown := turn.keys() - {*_OF_TURNS, *_OF_TOKENS}:
-                known = ", ".join((*_OF_TURNS, *_OF_TOKENS))
-                raise ValueError(f"rollout {number}, turn {place}: no such key: {min(unknown)}; there are: {known}")
-            lengths = {name: len(turn[name]) for name in _OF_TOKENS if name in turn}
-            if len({*lengths.values()}) > 1:
-                raise ValueError(f"rollout {number}, turn {place}: different numbers of tokens: {lengths}")
-    if not any(own for rollout in rollouts for turn in rollout["turns"] for own in _of(turn, "mask")):
+    """Raise `ValueError` for unknown names, and rollouts without a policy token."""
+    turns = [turn for rollout in rollouts for turn in rollout["turns"]]
+    for what, given, known in (("rollout", rollouts, _OF_ROLLOUTS), ("turn", turns, (*_OF_TURNS, *_OF_TOKENS))):
+        if unknown := {name for one in given for name in one} - {*known}:
+            raise ValueError(f"no such key of a {what}: {min(unknown)}; there are: {', '.join(known)}")
+    if not any(own for turn in turns for own in _of(turn, "mask")):
         raise ValueError("there is no policy token")
 
 

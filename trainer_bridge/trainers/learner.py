@@ -5,13 +5,20 @@ There is one learner per process. It does not know where advantages and weights 
 
 from __future__ import annotations
 
+import math
+import resource
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from envkit.errors import UsageError
 from envkit.types import Floats, Sample, floats
@@ -22,9 +29,6 @@ from ..algorithms.critic import Critic
 from ..algorithms.parts import PolicyLoss, Tokens
 from . import checkpoint
 from .batching import TrainRows, flat, passes, row_passes
-from .memory import checkpoint_layers
-from .optimizer import adamw, clip_gradient, muon, set_rate
-from .settings import TrainerSettings
 from .token_logps import TokenScorer
 
 Sums: TypeAlias = defaultdict[str, float]
@@ -32,16 +36,44 @@ VALUE_WEIGHT = 0.5
 """Weight of the critics' loss. AdamW ignores the scale of a gradient, except where the gradient is clipped."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """Settings of the optimisers and of the passes over the samples.
+
+    They have the units and values of the keys of the sections `trainer`, `imitation` and `rollout` of a training file.
+
+    Attributes:
+        seed: Seed for shuffling the minibatches.
+        temperature: Temperature at which the samples were drawn, and their log-probabilities are computed.
+        threads: Number of torch threads for learning; 0 leaves torch's number of threads unchanged.
+        steps: Number of train steps in the run; the schedule decays over these steps.
+        imitation_rate: Learning rate of a phase of imitation; it decays along a cosine to 0.
+        imitates_with_muon: Whether Muon trains the layers' matrices in a phase of imitation; see `muon`.
+    """
+
+    learning_rate: float
+    critic_learning_rate: float
+    max_grad_norm: float
+    micro_tokens: int
+    seed: int
+    temperature: float = 1.0
+    threads: int = 0
+    schedule: str = "constant"
+    schedule_warmup_steps: int = 0
+    steps: int = 0
+    weight_decay: float = 0.0
+    precision: str = "float32"
+    gradient_checkpointing: bool = False
+    packing: bool = False
+    shard_mib: int = 4096
+    imitation_rate: float = 0.0
+    imitates_with_muon: bool = False
+
+
 class Learner:
     """What learns in one phase of a run.
 
-    Args:
-        model: The policy, on its device.
-        algorithm: The algorithm, whose loss it computes.
-        settings: Settings of the optimisers and passes.
-        critics: The critics.
-        reference: The reference policy, or None.
-        imitates: Whether the phase imitates: at temperature 1, without weight decay, and perhaps with Muon.
+    `imitates` says whether the phase imitates: at temperature 1, without weight decay, and perhaps with Muon.
     """
 
     def __init__(
@@ -57,12 +89,10 @@ class Learner:
         self.model, self.critics, self.reference = model, critics, reference
         self._algorithm, self._settings = algorithm, settings
         self._rate_key = "imitation.learning_rate" if imitates else "trainer.learning_rate"
-        how: dict[str, Any] = {
-            "precision": settings.precision,
-            "temperature": 1.0 if imitates else settings.temperature,
-        }
-        self.scorer = TokenScorer(model, **how)
-        self._reference_scorer = None if reference is None else TokenScorer(reference, **how)
+        temperature = 1.0 if imitates else settings.temperature
+        scorer = partial(TokenScorer, temperature=temperature, precision=settings.precision)
+        self.scorer = scorer(model)
+        self._reference_scorer = None if reference is None else scorer(reference)
         if settings.packing and not self.scorer.shares_rows:
             kind = type(model).__name__
             raise UsageError(f"trainer.packing: not supported by {kind}, which cannot separate samples; use false")
@@ -85,10 +115,6 @@ class Learner:
             suffix = f".{number}" if number else ""
             parts |= {f"critic{suffix}": checkpoint.TrainedWeights(critic), f"critic_optimizer{suffix}": optimizer}
         return parts
-
-    def reduce(self, sums: Mapping[str, float]) -> Mapping[str, float]:
-        """Return sums over all learners: the same sums, as there is one."""
-        return sums
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample], *, of_reference: bool = False) -> tuple[list[Floats], list[Floats]]:
@@ -124,10 +150,7 @@ class Learner:
     def learn(self, rows: TrainRows, indices: Sequence[int], weights: Mapping[int, Floats]) -> Mapping[str, float]:
         """Compute the policy's gradient for the samples at `indices`; return sums over their tokens.
 
-        Args:
-            rows: The samples.
-            indices: Which of them.
-            weights: The weight of the loss of each policy token, by sample.
+        `weights` are those of the loss of each policy token, by sample.
         """
         sums: Sums = defaultdict(float)
         for optimizer in self._optimizers:
@@ -135,7 +158,7 @@ class Learner:
         together = rows.rollouts if "whole_rollouts" in self._algorithm.needs else None
         for part in self._passes(rows.samples, indices, together):
             self._pass(rows, part, weights, sums).backward()  # type: ignore[no-untyped-call]
-        return self.reduce(sums)
+        return sums
 
     def learn_values(self, rows: TrainRows, indices: Sequence[int]) -> Mapping[str, float]:
         """Compute the critics' gradients for the samples at `indices`; return the sum and number of the errors."""
@@ -155,7 +178,7 @@ class Learner:
                 loss = terms.value_loss(value_N, target_N, before_N, clip).sum()
                 (loss * VALUE_WEIGHT / max(known, 1)).backward()  # type: ignore[no-untyped-call]
                 sums["value_loss"] += float(loss.detach())
-        return self.reduce(sums)
+        return sums
 
     def step(self, rate: float, critic_rate: float, *, number: int) -> float:
         """Clip the gradients, update policy and critics, and return the norm of the policy's gradient.
@@ -234,3 +257,99 @@ class Learner:
             together=None if together is None else [together[row] for row in indices],
         ):
             yield [[indices[place] for place in row] for row in part]
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """Make each layer recompute its activations in the backward pass; dropout remains off.
+
+    Raises:
+        UsageError: The model does not support gradient checkpointing, or a layer has dropout, which gradient
+            checkpointing would turn on.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        kind = type(model).__name__
+        raise UsageError(f"trainer.gradient_checkpointing: not supported by {kind}; set this key to false")
+    if any(isinstance(rate := getattr(layer, "dropout", 0.0), float) and rate > 0 for layer in layers):
+        raise UsageError("trainer.gradient_checkpointing: not supported by layers with dropout; set this key to false")
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        recompute: Any = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+        layer._gradient_checkpointing_func = recompute
+        # Checkpointing requires the layer's training flag. The layer's submodules remain in evaluation mode.
+        layer.training = True
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Return this process's peak memory in MiB: on a CPU, all its resident memory; on a GPU, its allocated tensors."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def adamw(module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0) -> list[torch.optim.Optimizer]:
+    """Return an AdamW optimiser whose betas suit short runs. Vectors (gains of norms, biases) have no weight decay."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": weights}]
+    if weight_decay:
+        groups = [{"params": [weight for weight in weights if weight.ndim > 1]}]
+        groups += [{"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0}]
+    # The fused kernel needs no temporary copies of the weights.
+    return [torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True)]
+
+
+def muon(model: Any, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Return Muon for the layers' matrices and AdamW for all other weights.
+
+    With Muon, a policy with random initial weights needs far fewer updates to play frozen lake (`docs/imitation.md`).
+    """
+    embeddings = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    inner = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in embeddings]
+    outer = [weight for weight in model.parameters() if weight.ndim != 2 or id(weight) in embeddings]
+    return [
+        torch.optim.Muon(inner, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def rate_factor(schedule: str, step: int, *, steps: int, warmup_steps: int) -> float:
+    """Return the factor by which the schedule scales the learning rate in a train step.
+
+    Args:
+        schedule: ``"constant"``, or ``"linear"`` or ``"cosine"``, which decay to 0 at the end of the run.
+        step: Number of the train step, from 0.
+        steps: Train steps of the run.
+        warmup_steps: Number of train steps at the start over which the rate rises; the last of them has the full rate.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    share = min((step - warmup_steps) / max(steps - warmup_steps, 1), 1.0)
+    return 1.0 - share if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def clip_gradient(module: nn.Module, max_norm: float, *, number: int, key: str) -> float:
+    """Clip the norm of the gradient and return the norm before clipping.
+
+    Raises:
+        UsageError: The gradient is not finite, so an update would make every weight NaN. The error names the `number`
+            of the update, and its advice is to lower the setting `key`.
+    """
+    try:
+        return float(nn.utils.clip_grad_norm_(module.parameters(), max_norm, error_if_nonfinite=True))
+    except RuntimeError as error:
+        if "non-finite" not in str(error):  # library's message: torch
+            raise
+        raise UsageError(
+            f"the gradient of {'update' if key.startswith('imitation') else 'train step'} {number} is not finite; "
+            f"lower {key} and continue from the last checkpoint with --resume"
+        ) from None
+
+
+def set_rate(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float) -> None:
+    """Set the learning rate of all following updates."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate

@@ -15,8 +15,7 @@ from envkit.types import Floats, Sample, floats
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.critic import policy_turns
 from ..algorithms.parts import Rollouts, Segments
-from ..algorithms.penalties import overlong_penalty
-from ..algorithms.terms import kl_estimate
+from ..algorithms.terms import kl_estimate, overlong_penalty
 from .batching import TrainRows, flat
 
 

@@ -27,16 +27,12 @@ from ..algorithms import terms
 from ..algorithms.algorithm import Algorithm, imitation
 from ..algorithms.critic import critics_and_reference, policy_turns
 from ..algorithms.parts import Advantages
-from ..algorithms.penalties import AdaptiveKl
 from ..threads import torch_threads
 from ..weights import files, lora
 from . import checkpoint
 from .batching import TrainRows, minibatches, without_repeats
-from .learner import Learner, Sums
-from .memory import peak_memory_mib
-from .optimizer import rate_factor
+from .learner import Learner, Sums, TrainerSettings, peak_memory_mib, rate_factor
 from .rollouts import rollouts_of
-from .settings import TrainerSettings
 
 __all__ = ["TorchTrainer", "TrainerSettings"]
 
@@ -78,7 +74,7 @@ class TorchTrainer:
     ) -> None:
         self._model = model
         self._teacher = teacher
-        self._kl = AdaptiveKl(algorithm.section.kl)
+        self._kl = terms.AdaptiveKl(algorithm.section.kl)
         self._tokenizer = tokenizer
         self._reinforcement = algorithm
         self._engine_dtype: torch.dtype = getattr(torch, engine_dtype)
@@ -135,17 +131,13 @@ class TorchTrainer:
         """Update the policy from the accumulated samples, then discard the samples.
 
         Returns:
-            learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities),
-            sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
-            weights, in the first update that learns; absent if none of its tokens is of these weights), samples (number
-            of samples), updates (number of optimiser updates of the policy), skipped_updates (updates left out because
-            the gradient is 0: the policy and its optimiser stay as they are), nonfinite_updates (updates left out
-            because a gradient is not finite), clip_share (of losses with a clip or a mask), correction_factor (mean
-            factor of the correction), grad_norm, advantage_abs, and value_loss with a critic. They are means over the
-            tokens (for the critic, its values) of all updates with finite gradients, whatever the aggregation. There
-            are also skipped_samples (samples whose advantages are 0), learned_tokens (tokens of all other samples, over
-            which entropy_nats, approx_kl and the loss's own metrics are averaged), repeated_samples (left out, because
-            another sample has all their turns) and peak_memory_mib (see `peak_memory_mib`).
+            The metrics of the train step. Those of tokens (for value_loss, of the critic's values) are means over all
+            updates with finite gradients, whatever the aggregation: policy_loss, advantage_abs and reference_kl over
+            all tokens; entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities), correction_factor
+            and those of the loss, such as clip_share, over the learned_tokens: those of all samples but the
+            skipped_samples, whose advantages are 0. sampler_gap_nats is the mean absolute difference between the
+            log-probabilities of engine and trainer for the same weights, in the first update that learns; it is absent
+            if none of its tokens is of these weights. repeated_samples were left out, because others have their turns.
 
         Raises:
             UsageError: `MAX_NONFINITE_UPDATES` updates in a row had gradients that are not finite.
@@ -191,7 +183,7 @@ class TorchTrainer:
             raise ValueError("update() without samples; call accumulate() first")
         settings, algorithm = self._settings, self._algorithm
         samples = without_repeats(given) if algorithm.advantage is not None else given
-        sums: Sums = defaultdict(float, policy_loss=0.0, advantage_abs=0.0)  # also if all tokens are ignored
+        sums: Sums = defaultdict(float, policy_loss=0.0, advantage_abs=0.0)  # also if nothing is learned
         factor = self._rate_factor()
         rate = factor * (settings.imitation_rate if self._phase == "imitation" else settings.learning_rate)
         critic_rate = settings.critic_learning_rate * factor
@@ -270,18 +262,20 @@ class TorchTrainer:
 
     def _save(self, folder: Path) -> None:
         about = checkpoint.About(self.version, self._phase, self._steps)
-        checkpoint.save(folder, self._models(), self._state(), about, shard_bytes=self._settings.shard_mib << 20)
+        size = self._settings.shard_mib << 20
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(folder / "policy")
+        checkpoint.save(folder, self._model, self._own_reference(), self._state(), about, shard_bytes=size)
 
     def _restore(self, folder: Path) -> None:
         about = checkpoint.about(folder)
         if about.phase != self._phase:
             self._begin(about.phase, about.steps)
-        checkpoint.restore(folder, self._models(), self._state())
+        checkpoint.restore(folder, self._model, self._own_reference(), self._state())
         self.version = about.version
 
-    def _models(self) -> checkpoint.Models:
-        reference = self._learner.reference if self._teacher is None else None  # a teacher has a folder of its own
-        return checkpoint.Models(self._model, self._tokenizer, reference)
+    def _own_reference(self) -> Any:
+        return self._learner.reference if self._teacher is None else None  # a teacher has a folder of its own
 
     def _state(self) -> dict[str, checkpoint.Stateful]:
         adapts = self._phase == "reinforcement" and self._algorithm.section.kl.target is not None
@@ -371,12 +365,10 @@ class TorchTrainer:
             self._nonfinite += 1
             if self._nonfinite >= MAX_NONFINITE_UPDATES:
                 raise
-            return {"nonfinite_updates": 1.0, "policy_loss": 0.0, "advantage_abs": 0.0}
+            return {"nonfinite_updates": 1.0}
         if norm > 0:
             self._nonfinite = 0
         return {
-            "policy_loss": 0.0,
-            "advantage_abs": 0.0,  # also if every sample is skipped
             **sums,
             "updates" if norm > 0 else "skipped_updates": 1.0,
             "tokens": sum(sizes),

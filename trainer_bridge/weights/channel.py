@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
 
 import anyio
 
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.protocols import Engine, FetchingEngine, FreezableEngine, PolicyEngine, Trainer
-from envkit.runs.folder import lock_folder, private_folder
 from envkit.types import PauseMode, Weights, stable_hash
 
-_MEMORY = Path("/dev/shm")
-"""A file system in memory, on Linux."""
+from ..engines.vllm.plugin.envkit_fetch import MEMORY, locked_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +46,7 @@ class WeightChannel:
 
     A file or folder is kept until the engine has loaded a newer one, and while a frozen engine has its weights.
 
-    Args:
-        trainer: Publishes its weights.
-        engine: Loads them.
-        mode: What happens to completions that are being generated during a push.
+    `mode` says what happens to completions that are being generated during a push.
     """
 
     def __init__(self, trainer: Trainer, engine: PolicyEngine, *, mode: PauseMode = PauseMode.WAIT) -> None:
@@ -108,12 +101,12 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path = _MEMORY) -> Iterator[Path]:
+def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path = MEMORY) -> Iterator[Path]:
     """Yield the path of a folder for the weight files of a run. It need not exist, and is removed at the end.
 
     It is in the folder `chosen`, where a resumed run removes what it left when it was killed. If `chosen` is None, it
-    is in memory if this user has a private folder there, and otherwise in the folder of the run. What killed runs of
-    this user have left in memory is removed.
+    is a private folder in memory, or else one in the folder of the run. What killed runs of this user have left in
+    memory is removed.
 
     Raises:
         UsageError: `chosen` does not exist or cannot be written.
@@ -129,25 +122,9 @@ def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path 
             except OSError as error:
                 why = f"cannot write to {folder.parent}: {error.strerror}"
                 raise UsageError(f"engine.weights_folder: {why}") from error
-        else:
-            with suppress(UsageError, OSError):
-                parent = private_folder(memory / f"envkit-weights-{os.geteuid()}")
-                for lock in parent.glob("*.lock"):
-                    with suppress(UsageError, OSError), _locked(lock):  # those of living runs are locked
-                        _remove_with_lock(lock)
-                lock = parent / f"{secrets.token_hex(8)}.lock"
-                opened.enter_context(_locked(lock))
-                opened.callback(_remove_with_lock, lock)
-                folder = lock.with_suffix("")
         shutil.rmtree(folder, ignore_errors=True)
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        if chosen is None:
+            with suppress(OSError):
+                folder = opened.enter_context(locked_folder(memory, f"envkit-weights-{os.geteuid()}-"))
         yield folder
-
-
-def _locked(lock: Path) -> IO[bytes]:
-    return lock_folder(lock.parent, lock.name, user="run", remedy="wait until it ends")
-
-
-def _remove_with_lock(lock: Path) -> None:
-    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-    lock.unlink(missing_ok=True)

@@ -10,14 +10,16 @@ computed one tensor at a time.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -37,7 +39,6 @@ ADAPTER = "default"
 """peft's name of the adapter inside a model."""
 
 _BASE = ".base_layer."
-_FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @torch.no_grad()
@@ -173,38 +174,34 @@ def save_weights(model: Any, path: Path, dtype: torch.dtype, *, shard_bytes: int
         path: File for the weights. If they take more than `shard_bytes`, they are split into several files with an
             index, in a folder with the name of `path` without its suffix.
         dtype: Number format.
-        shard_bytes: Maximum size of the tensors in a file; None for no limit. A larger tensor has its own file.
+        shard_bytes: Maximum size of the tensors in a file; None for no limit. A larger tensor has its own file. All
+            tensors of a file are in memory at once.
 
     Returns:
         The file or the folder.
 
     Raises:
-        OSError: A file cannot be written.
+        OSError, SafetensorError: A file cannot be written.
     """
-    shards: list[list[tuple[str, Tensor]]] = [[]]
-    used = 0
     plain = ((name.replace(_BASE, "."), weight.detach()) for name, weight in _plain(model))
-    for name, weight in in_files(model, plain):
-        size = weight.numel() * dtype.itemsize
-        if shard_bytes is not None and shards[-1] and used + size > shard_bytes:
-            shards.append([])
-            used = 0
-        shards[-1].append((name, weight))
-        used += size
-    weights = in_files(model, named_weights(model))
-    if len(shards) == 1:
-        _write(path, shards[0], weights, dtype)
-        return path
-    folder = path.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    places: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _write(folder / file, shard, weights, dtype)
-        places |= dict.fromkeys((name for name, _ in shard), file)
-    total = sum(weight.numel() for shard in shards for _, weight in shard) * dtype.itemsize
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2))
-    return folder
+    sizes = {name: torch.empty(one.shape, dtype=dtype, device="meta") for name, one in in_files(model, plain)}
+    limit = shard_bytes or sys.maxsize
+    split = split_torch_state_dict_into_shards(
+        sizes, filename_pattern="model{suffix}.safetensors", max_shard_size=limit
+    )
+    folder = path.parent
+    if split.is_sharded:
+        folder = path.with_suffix("")
+        folder.mkdir(exist_ok=True)
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2))
+    shards: dict[str, dict[str, Tensor]] = {file: {} for file in split.filename_to_tensors}
+    for name, weight in in_files(model, named_weights(model)):
+        file = split.tensor_to_filename[name]
+        shards[file][name] = weight.to("cpu", dtype, copy=True).contiguous()
+        if len(shards[file]) == len(split.filename_to_tensors[file]):
+            save_file(shards.pop(file), folder / file if split.is_sharded else path, metadata={"format": "pt"})
+    return folder if split.is_sharded else path
 
 
 def checksum(model: Any, dtype: torch.dtype) -> int:
@@ -222,24 +219,3 @@ def checksum_of(weights: Iterable[Tensor], dtype: torch.dtype) -> int:
 def _plain(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of `model` without those of its adapter."""
     return ((name, weight) for name, weight in model.named_parameters() if not is_of_adapter(name))
-
-
-def _write(
-    path: Path, tensors: Sequence[tuple[str, Tensor]], weights: Iterator[tuple[str, Tensor]], dtype: torch.dtype
-) -> None:
-    """Write the next of `weights` to a safetensors file. `tensors` has their names, and tensors of the same shapes.
-
-    `safetensors.torch.save_file` would need all of them in memory at once.
-    """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors:
-        start, end = end, end + math.prod(tensor.shape) * dtype.itemsize
-        header[name] = {"dtype": _FORMATS[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _ in tensors:
-            _, weight = next(weights)
-            file.write(weight.to(dtype).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,7 +1,7 @@
 """LoRA adapters: trained low-rank matrices beside the frozen linear layers of a model, by the package peft.
 
 The layers are replaced in place, so all other modules of the model keep their places. The files of an adapter have
-peft's format: `CONFIG` and `TENSORS` in a folder.
+peft's format: `ADAPTER_CONFIG` and `ADAPTER_WEIGHTS` in a folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from envkit.errors import UsageError
 from envkit.runs.files import share_weights
 
-from ..models.adapters import CONFIG, TENSORS
+from ..models.saved_policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from .files import ADAPTER, fill, is_of_adapter, merged
 
 _PREFIX = "base_model.model."
@@ -42,11 +42,7 @@ class LoraSettings:
 def add_adapter(model: Any, settings: LoraSettings, *, base: str, seed: int) -> None:
     """Freeze `model` and add a new float32 adapter, which changes nothing until it is trained.
 
-    Args:
-        model: A causal language model without an adapter.
-        settings: Settings of the adapter.
-        base: Folder or hub name of `model`, for the files of the adapter.
-        seed: Seed of the adapter's weights.
+    `base` is the folder or hub name of `model`, for the files of the adapter.
 
     Raises:
         UsageError: A target does not exist, or is not a linear layer inside the model.
@@ -118,8 +114,10 @@ def save_adapter(model: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     content = model.peft_config[ADAPTER].to_dict()
     content["target_modules"] = sorted(content["target_modules"])
-    (folder / CONFIG).write_text(json.dumps(content, indent=2, sort_keys=True, default=list) + "\n")
-    save_file({name: weight.contiguous().cpu() for name, weight in adapter_weights(model).items()}, folder / TENSORS)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(content, indent=2, sort_keys=True, default=list) + "\n")
+    save_file(
+        {name: weight.contiguous().cpu() for name, weight in adapter_weights(model).items()}, folder / ADAPTER_WEIGHTS
+    )
     share_weights(folder)
 
 
@@ -129,7 +127,7 @@ def load_adapter(model: Any, folder: Path) -> None:
     Raises:
         OSError, RuntimeError, SafetensorError: As `files.load_weights`.
     """
-    fill(adapter_weights(model), [folder / TENSORS])
+    fill(adapter_weights(model), [folder / ADAPTER_WEIGHTS])
 
 
 @torch.no_grad()
@@ -144,7 +142,7 @@ def merge_adapter(model: Any, folder: Path) -> None:
 
     config = PeftConfig.from_pretrained(str(folder))
     if not isinstance(config, LoraConfig):
-        raise ValueError(f"{folder / CONFIG}: {config.peft_type} is not supported, only LoRA")
+        raise ValueError(f"{folder / ADAPTER_CONFIG}: {config.peft_type} is not supported, only LoRA")
     _inject(model, config)
     try:
         load_adapter(model, folder)

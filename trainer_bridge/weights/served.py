@@ -7,7 +7,7 @@ The files of a version lie beside its manifest, ``manifest.json``::
 
 ``blake2b`` is the checksum (32 bytes) of a file, and ``base`` that of the older file to which the delta
 ``model.safetensors.delta`` applies. A file without an older one, or whose delta would be larger, has no delta.
-`envkit_delta` describes the format of deltas. This module does not import torch.
+`envkit_fetch` describes the format of deltas. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from hashlib import blake2b
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b, file_digest
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread  # noqa: TID251 - for large files, which must not block the event loop
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -34,16 +35,14 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.types import JSON, Weights
 
-from ..engines.vllm.plugin import envkit_delta
-from ..engines.vllm.plugin.envkit_fetch import DELTA, MANIFEST
+from ..engines.vllm.plugin.envkit_fetch import DELTA, MANIFEST, encode, fits
 
 _SINGLE = "model.safetensors"
 """Name in the manifest of weights in a single file."""
-_CHUNK = 1 << 22
 
 
 class WeightServer:
-    """Serves the newest weights that were offered, and older ones whose files still exist.
+    """Serves the weights that were offered last.
 
     It listens at the port of `url`, or at a free one. All paths begin with a random token.
 
@@ -58,7 +57,9 @@ class WeightServer:
     def __init__(self, url: str | None = None) -> None:
         self._url = None if url is None else url.rstrip("/")
         self._token = secrets.token_urlsafe(16)
-        self._offered: dict[Weights, _Offer] = {}
+        self._offered: Weights | None = None
+        self._number = 0
+        self._files: Mapping[str, _File] = {}
         self._offering = anyio.Lock()
         self._deltas: TemporaryDirectory[str] | None = None
         host = "127.0.0.1" if url is not None and is_this_machine(url) else ""
@@ -79,46 +80,36 @@ class WeightServer:
             self._deltas.cleanup()
 
     async def offer(self, weights: Weights, engine: str) -> str:
-        """Serve weights, with deltas against those that were offered before.
+        """Serve weights whose `location` is a path, with deltas against those that were offered before.
 
-        Args:
-            weights: Weights whose `location` is a path.
-            engine: URL of the engine that will fetch them.
-
-        Returns:
-            The URL of their manifest, without its name.
+        Return the URL of their manifest, without its name, for the engine with the URL `engine`.
 
         Raises:
-            OSError: A file cannot be read.
+            OSError: A file cannot be read, or the manifest cannot be written.
         """
         async with self._offering:
-            if weights not in self._offered:
+            if weights != self._offered:
                 await self._add(weights)
         base = self._url
         if base is None:
             base = f"http://{await clock.to_thread(_own_address, engine)}:{self._http.server_port}"
-        return f"{base}/{self._token}/{self._offered[weights].number}"
+        return f"{base}/{self._token}/{self._number}"
 
     async def _add(self, weights: Weights) -> None:
         location = Path(weights.location)
-        last = next(reversed(self._offered.values()), _Offer(0, {}))
         files: dict[str, _File] = {}
         deltas = TemporaryDirectory(prefix="deltas-", dir=location.parent)
 
         async def add(name: str, path: Path) -> None:
             delta = Path(deltas.name) / f"{name}{DELTA}"
-            files[name] = await clock.to_thread(_with_delta, path, last.files.get(name), delta)
+            files[name] = await clock.to_thread(_with_delta, path, self._files.get(name), delta)
 
         async with anyio.create_task_group() as tasks:
             for name, path in _files(location).items():
                 tasks.start_soon(add, name, path)
-        kept = {one: offer.without_deltas() for one, offer in self._offered.items() if offer.exists()}
-        self._offered = {**kept, weights: _Offer(last.number + 1, files)}
-        self._http.contents = {
-            f"/{self._token}/{offer.number}/{name}": content
-            for offer in self._offered.values()
-            for name, content in offer.contents().items()
-        }
+        self._offered, self._files, self._number = weights, files, self._number + 1
+        prefix = f"/{self._token}/{self._number}/"
+        self._http.contents = {prefix + name: path for name, path in _contents(files, Path(deltas.name)).items()}
         if self._deltas is not None:
             self._deltas.cleanup()
         self._deltas = deltas
@@ -132,29 +123,19 @@ class _File:
     delta: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    number: int
-    files: Mapping[str, _File]
-
-    def exists(self) -> bool:
-        return all(one.path.exists() for one in self.files.values())
-
-    def without_deltas(self) -> _Offer:
-        return _Offer(self.number, {name: replace(one, delta=None) for name, one in self.files.items()})
-
-    def contents(self) -> dict[str, Path | bytes]:
-        """Return what is served, by name: paths, and the manifest."""
-        entries: list[JSON] = []
-        found: dict[str, Path | bytes] = {}
-        for name, one in self.files.items():
-            entry: dict[str, JSON] = {"name": name, "bytes": one.path.stat().st_size, "blake2b": one.checksum}
-            found[name] = one.path
-            if one.delta is not None:
-                entry["delta"] = {"base": one.base, "bytes": one.delta.stat().st_size}
-                found[name + DELTA] = one.delta
-            entries.append(entry)
-        return {**found, MANIFEST: orjson.dumps({"files": entries})}
+def _contents(files: Mapping[str, _File], folder: Path) -> dict[str, Path]:
+    """Return the paths of what is served, by name. The manifest is written into `folder`."""
+    entries: list[JSON] = []
+    found = {MANIFEST: folder / MANIFEST}
+    for name, one in files.items():
+        entry: dict[str, JSON] = {"name": name, "bytes": one.path.stat().st_size, "blake2b": one.checksum}
+        found[name] = one.path
+        if one.delta is not None:
+            entry["delta"] = {"base": one.base, "bytes": one.delta.stat().st_size}
+            found[name + DELTA] = one.delta
+        entries.append(entry)
+    (folder / MANIFEST).write_bytes(orjson.dumps({"files": entries}))
+    return found
 
 
 def _files(location: Path) -> dict[str, Path]:
@@ -167,18 +148,15 @@ def _with_delta(path: Path, before: _File | None, delta: Path) -> _File:
 
     It has no delta if that would be larger, or cannot be written.
     """
-    found, size = blake2b(digest_size=32), path.stat().st_size
     with path.open("rb") as file:
-        while part := file.read(_CHUNK):
-            found.update(part)
-    checksum = found.hexdigest()
-    if before is None or before.checksum == checksum or not envkit_delta.fits(before.path, path):
+        checksum = file_digest(file, partial(blake2b, digest_size=32)).hexdigest()
+    if before is None or before.checksum == checksum or not fits(before.path, path):
         return _File(path, checksum)
     try:
         with delta.open("wb") as out:
-            for block in envkit_delta.encode(before.path, path):
+            for block in encode(before.path, path):
                 out.write(block)
-                if out.tell() >= size:
+                if out.tell() >= path.stat().st_size:
                     return _File(path, checksum)
     except OSError:  # such as a full disk
         delta.unlink(missing_ok=True)
@@ -190,7 +168,7 @@ class _HttpServer(ThreadingHTTPServer):
     """Serves `contents` by path, and nothing else."""
 
     daemon_threads = True
-    contents: Mapping[str, Path | bytes] = MappingProxyType({})
+    contents: Mapping[str, Path] = MappingProxyType({})
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing about a connection that broke; print other errors, which are faults of this module."""
@@ -198,27 +176,17 @@ class _HttpServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SimpleHTTPRequestHandler):
     timeout = 60.0
     """Maximum seconds in which the other side takes nothing."""
     server: _HttpServer
 
-    def do_GET(self) -> None:
-        found = self.server.contents.get(self.path)
-        if isinstance(found, bytes):
-            self._begin(len(found))
-            self.wfile.write(found)
-        elif found is not None and found.is_file():
-            with found.open("rb") as file:
-                self._begin(found.stat().st_size)
-                self.connection.sendfile(file)
-        else:
-            self.send_error(HTTPStatus.NOT_FOUND)
+    def translate_path(self, path: str) -> str:
+        """Return the file that is served at `path`, or an empty path, which is not found."""
+        return str(self.server.contents.get(path, ""))
 
-    def _begin(self, size: int) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Length", str(size))
-        self.end_headers()
+    def copyfile(self, source: Any, outputfile: object) -> None:
+        self.connection.sendfile(source)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""

@@ -31,7 +31,7 @@ from envkit.types import Completion, FinishReason, Sample, floats, ints
 Figures = dict[str, Any]
 
 NAME = "weight-deltas"
-STALE_AFTER = ("trainer_bridge/engines/vllm/plugin", "trainer_bridge/trainers/optimizer.py", "trainer_bridge/weights")
+STALE_AFTER = ("trainer_bridge/engines/vllm/plugin", "trainer_bridge/trainers/learner.py", "trainer_bridge/weights")
 TWIN = "tests/trainer_bridge/weights/test_served.py::test_a_hundred_pushes_arrive_bit_for_bit_as_deltas"
 AT_MOST = 0.15
 PROMPTS = (

@@ -27,6 +27,7 @@ from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import SamplingParams
+from envkit.wiring.launch.local import LocalLauncher
 from tests.trainer_bridge.models import chat_tokenizer, sample, shake
 from tests.trainer_bridge.trainees import Trainee, completion_logps, draw_samples
 
@@ -95,7 +96,8 @@ async def pushes(scratch: Path, python: Path | None) -> Figures:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     servers = server_settings(folder, python, dtype="float32", max_tokens=256)
     settings = VllmSettings(max_tokens=256, max_num_seqs=4, dtype="float32", weights_url=url)
-    engine = VllmEngine(settings, servers=[lambda: VllmServer(servers, announce=print)], announce=print)
+    server = VllmServer(servers, launcher=LocalLauncher(), announce=print)
+    engine = VllmEngine(settings, servers=[server], announce=print)
     async with engine.running():
         for trainee in (first, resumed):
             pushed = await WeightChannel(trainee.trainer, engine).push()

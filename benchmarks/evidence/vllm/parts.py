@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 from envkit.config.algorithm import AlgorithmSection
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
-from envkit.trainer_bridge.engines.vllm.interpreter import find_python
-from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
+from envkit.trainer_bridge.engines.vllm.launch import ServerSettings, find_python
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.types import Completion, Sample
@@ -52,9 +50,8 @@ def vllm_engine(model: Path, python: Path | None, *, dtype: str, max_tokens: int
     """Return an engine, whose context manager starts one server."""
     servers = server_settings(model, python, dtype=dtype, max_tokens=max_tokens, lora_rank=lora_rank)
     settings = VllmSettings(max_tokens=max_tokens, max_num_seqs=64, dtype=dtype, takes_adapters=lora_rank > 0)
-    return VllmEngine(
-        settings, servers=[partial(VllmServer, servers, launcher=LocalLauncher(), announce=print)], announce=print
-    )
+    server = VllmServer(servers, launcher=LocalLauncher(), announce=print)
+    return VllmEngine(settings, servers=[server], announce=print)
 
 
 def trainer(

@@ -61,13 +61,8 @@ async def throughput(options: Any) -> Figures:
     """Return tokens per second by engine and number of completions at once."""
     folder = model_folder()
     settings = server_settings(folder, options.python, dtype="float32", max_tokens=2 * TOKENS)
-    servers: list[VllmServer] = []
-
-    def make() -> VllmServer:
-        servers.append(VllmServer(settings, launcher=LocalLauncher(), announce=print))
-        return servers[-1]
-
-    vllm = VllmEngine(VllmSettings(max_tokens=2 * TOKENS, max_num_seqs=64, dtype="float32"), servers=[make])
+    server = VllmServer(settings, launcher=LocalLauncher(), announce=print)
+    vllm = VllmEngine(VllmSettings(max_tokens=2 * TOKENS, max_num_seqs=64, dtype="float32"), servers=[server])
     transformers = TransformersEngine(load(folder), pad_id=0, batch_tokens=65536, threads=1)
     found: Figures = {}
     with peaks() as memory:
@@ -77,7 +72,7 @@ async def throughput(options: Any) -> Figures:
             ways: dict[str, Sample] = {
                 "transformers": partial(by_engine, transformers),
                 "vllm": partial(by_engine, vllm),
-                "vllm, one answer": partial(in_one_answer, http, servers[0].url),
+                "vllm, one answer": partial(in_one_answer, http, server.url),
             }
             for at_once in AT_ONCE:
                 rates: dict[str, list[float]] = {name: [] for name in ways}

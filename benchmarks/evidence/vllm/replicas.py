@@ -167,15 +167,10 @@ async def play_all(evidence: Evidence, names: Sequence[str], folder: Path, optio
     model = new_qwen2(folder / "model", dtype="float32", initializer_range=0.15, **sizes)
     renderer = open_renderer(RendererContext(section=AutoRendererSection(), model=find_model(str(folder / "model"))))
     settings = server_settings(folder / "model", options.python, dtype="float32", max_tokens=LIMITS.max_tokens)
-    servers: dict[int, VllmServer] = {}
-
-    def make(index: int) -> VllmServer:
-        servers[index] = VllmServer(settings, launcher=LocalLauncher(), announce=print)
-        return servers[index]
-
+    servers = [VllmServer(settings, launcher=LocalLauncher(), announce=print) for _ in range(2)]
     engine = VllmEngine(
         VllmSettings(max_tokens=LIMITS.max_tokens, max_num_seqs=64, dtype="float32", max_restarts=len(PLANS)),
-        servers=[partial(make, index) for index in range(2)],
+        servers=servers,
         announce=partial(print, flush=True),
     )
     with weights_folder(folder) as weights:
@@ -195,7 +190,7 @@ class Run:
         self,
         model: Any,
         engine: VllmEngine,
-        servers: Mapping[int, VllmServer],
+        servers: Sequence[VllmServer],
         renderer: Renderer,
         weights: Path,
         episodes: int,

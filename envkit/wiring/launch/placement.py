@@ -14,7 +14,7 @@ from envkit.config import RunConfig
 from envkit.config.parts import BuiltInSandboxSection, VllmEngineSection
 from envkit.config.placement import PlacementSection, read_gpus
 from envkit.errors import ConfigError
-from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
+from envkit.trainer_bridge.engines.vllm.launch import find_python, is_built_for_cpus
 from envkit.types import Node, Place
 from envkit.wiring.training.resolve import lag_of
 

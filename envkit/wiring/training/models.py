@@ -12,8 +12,8 @@ from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.installation import command
 from envkit.runs import cache
 from envkit.runs.display import Display, SilentDisplay
-from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, download, is_model, models_folder
+from envkit.trainer_bridge.models.saved_policy import base_of
 
 __all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 

@@ -21,7 +21,7 @@ from envkit.local_host import SlotHost
 from envkit.protocols import EnvHost, PhasedTrainer, Player
 from envkit.runs.display import Display
 from envkit.runs.files import read_rows
-from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
+from envkit.trainer_bridge.diagnostics import Diagnostics, Probe
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator, success_of, valid
 from envkit.trainer_bridge.loop import Imitation, LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
@@ -364,12 +364,12 @@ class _Run:
         """Return the diagnostics, with what a resumed run has recorded and found so far."""
         section = self.run.diagnostics
         formats = {getattr(self.run.engine, "dtype", ""), getattr(self.run.trainer, "precision", "")}
-        settings = DiagnosticSettings(
-            stop_on=frozenset(section.stop_on),
+        return Diagnostics(
+            read_rows(self.folder / METRICS),
+            self._found(),
+            stop_on=section.stop_on,
             dtype="float32" if formats == {"float32"} else "bfloat16",
         )
-        rows = read_rows(self.folder / METRICS)
-        return Diagnostics(settings, rows, self._found())
 
     def _found(self) -> dict[str, JSON]:
         found = self.state.facts.get("findings")

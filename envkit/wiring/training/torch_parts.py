@@ -16,8 +16,8 @@ from envkit.config.parts import TorchTrainerSection, TransformersEngineSection
 from envkit.errors import EnvkitError, UsageError
 from envkit.runs.files import writing
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.models.conversion import silence_transformers
+from envkit.trainer_bridge.models.saved_policy import base_of
 from envkit.trainer_bridge.models.tiny_policy import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter, merge_adapter

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from envkit import clock
 from envkit.protocols import EnvHost, Episode, PolicyEngine, Renderer, Trainer
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
+from envkit.trainer_bridge.diagnostics import Diagnostics, Probe
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator
 from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
@@ -110,8 +110,7 @@ class Run:
         player = PolicyPlayer(engine, renderer, limits)
         pace = Pace(steps=settings.steps, groups_per_step=4, group_size=4, seed=7, ahead=ahead, max_lag=ahead)
         known: Any = state.facts.get("findings", {})
-        diagnosing = DiagnosticSettings(**{"stop_on": frozenset(), **diagnostics})
-        self.diagnostics = Diagnostics(diagnosing, rows or [], dict(known))
+        self.diagnostics = Diagnostics(rows or [], dict(known), **{"stop_on": (), **diagnostics})
         self.loop = TrainLoop(
             scheduler=scheduler(
                 host,
@@ -176,5 +175,6 @@ def tiny_run(
         learning_rate=learning_rate, critic_learning_rate=1e-3, max_grad_norm=1.0, micro_tokens=4096, seed=7, threads=1
     )
     trainer = TorchTrainer(model, algorithm_of(), trainer_settings, None)
-    playing = engine(deepcopy(model), pad_id=0, threads=1, source=trainer.copy_to)
+    playing = engine(deepcopy(model), pad_id=0, threads=1)
+    playing.copy_from(trainer.copy_to)
     return Run(folder, playing, trainer, WordRenderer(policy), WordHost(), **how)

@@ -10,8 +10,7 @@ import pytest
 
 from envkit.config.training import FindingName
 from envkit.trainer_bridge.diagnostics import checks
-from envkit.trainer_bridge.diagnostics.checks import INVALID_STEPS, STEPS, of_metrics
-from envkit.trainer_bridge.diagnostics.events import Finding, PushProbe, TrainStep
+from envkit.trainer_bridge.diagnostics.checks import INVALID_STEPS, STEPS, Finding, PushProbe, TrainStep, of_metrics
 
 Row = dict[str, float | None]
 
@@ -165,10 +164,10 @@ def test_a_policy_that_leaves_episodes_by_one_kind_of_action_is_named(
 @pytest.mark.parametrize(
     ("recorded", "words"),
     [
-        ([1, 3], "2 rows for 3 train steps; train step 2 is missing"),
-        ([1, 2, 2, 3], "4 rows for 3 train steps; train step 2 is repeated"),
-        ([1, 3, 2], "3 rows for 3 train steps; they are not in order"),
-        ([], "0 rows for 3 train steps; train step 1 is missing"),
+        ([1, 3], "2 rows for 3 train steps: row 2 is not that of train step 2"),
+        ([1, 2, 2, 3], "4 rows for 3 train steps: row 3 is not"),
+        ([1, 3, 2], "3 rows for 3 train steps: row 2 is not"),
+        ([], "0 rows for 3 train steps: row 1 is not"),
     ],
 )
 def test_recorded_train_steps_must_be_complete_and_in_order(recorded: list[int], words: str) -> None:

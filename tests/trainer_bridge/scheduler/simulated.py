@@ -17,7 +17,7 @@ from envkit import clock
 from envkit.errors import SandboxLostError
 from envkit.protocols import EnvHost, Episode
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings
+from envkit.trainer_bridge.diagnostics import Diagnostics
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator
 from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
@@ -177,9 +177,7 @@ class Simulation:
             counts=state.accounting,
             replay=replay,
         )
-        self.diagnostics = Diagnostics(
-            DiagnosticSettings(stop_on=frozenset()), rows=[{"step": number + 1} for number in range(state.step)]
-        )
+        self.diagnostics = Diagnostics(stop_on=(), rows=[{"step": number + 1} for number in range(state.step)])
         self.loop = TrainLoop(
             scheduler=self.scheduler,
             decode=LetterRenderer().text,

@@ -14,7 +14,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, row_passes, row_tokens, shared_rows
-from envkit.trainer_bridge.trainers.optimizer import rate_factor
+from envkit.trainer_bridge.trainers.learner import rate_factor
 from envkit.trainer_bridge.trainers.token_logps import TokenScorer, _hidden, block_logps
 from envkit.types import Sample, floats
 from tests.trainer_bridge.models import open_model, sample, shake

@@ -14,11 +14,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from starlette.responses import PlainTextResponse
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.trainer_bridge.engines.vllm.plugin import envkit_delta
-from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST, FetchError, Store
+from envkit.trainer_bridge.engines.vllm.plugin import envkit_fetch
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST, PATH, FetchError, FetchRoute, Store
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.trainer_bridge.weights.files import INDEX, save_weights
 from envkit.trainer_bridge.weights.served import WeightServer
@@ -69,14 +70,14 @@ def write_words(path: Path, words: np.ndarray[tuple[int], np.dtype[np.uint16]]) 
 
 
 def test_a_delta_restores_every_word_at_the_edges_of_blocks_and_leaves_out_what_is_equal(tmp_path: Path) -> None:
-    size = 2 * envkit_delta.BLOCK_WORDS + 9
+    size = 2 * envkit_fetch.BLOCK_WORDS + 9
     words = np.arange(size, dtype=np.uint32).astype(np.uint16)
     changed = words.copy()
-    changed[[0, 1, 5, envkit_delta.BLOCK_WORDS - 1, size - 1]] += np.array([1, 255, 256, 0x8001, 0xFFFF], np.uint16)
+    changed[[0, 1, 5, envkit_fetch.BLOCK_WORDS - 1, size - 1]] += np.array([1, 255, 256, 0x8001, 0xFFFF], np.uint16)
     old, new = write_words(tmp_path / "old", words), write_words(tmp_path / "new", changed)
-    blocks = list(envkit_delta.encode(old, new))
+    blocks = list(envkit_fetch.encode(old, new))
     assert blocks[1] == b"\0" * 8
-    assert b"".join(envkit_delta.decode(old, BytesIO(b"".join(blocks)))) == new.read_bytes()
+    assert b"".join(envkit_fetch.decode(old, BytesIO(b"".join(blocks)))) == new.read_bytes()
 
 
 def test_a_hundred_pushes_arrive_bit_for_bit_as_deltas(tiny_folder: Path, tmp_path: Path) -> None:
@@ -124,7 +125,6 @@ def test_a_server_that_lacks_the_last_version_or_has_a_damaged_file_gets_whole_f
             assert (await fetched(always, server, versions[2]))[1] == 0
             restarted = make_store(tmp_path / "restarted")
             assert (await fetched(restarted, server, versions[2]))[1] == 100_000
-            assert (await fetched(restarted, server, versions[1]))[1] == 100_000  # that of a frozen engine
 
             held = held_by(folder)
             damaged = bytearray(held.read_bytes())
@@ -235,5 +235,24 @@ def test_weights_that_cannot_be_fetched_are_an_error_and_the_old_ones_stay(tmp_p
         async with fleet(old, weights_url=f"http://127.0.0.1:{free_port()}") as group:
             with pytest.raises(UsageError, match="cannot fetch weights; start it with this version of `envkit vllm`"):
                 await WeightChannel(trainer, group.engine).push()
+
+    clock.run(main)
+
+
+def test_the_route_of_the_plug_in_fetches_weights_and_leaves_all_other_requests_to_vllm(tmp_path: Path) -> None:
+    weights = Weights(1, str(write_words(tmp_path / "1.safetensors", np.arange(99, dtype=np.uint16))))
+    url = "http://127.0.0.1:1"
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(FetchRoute(PlainTextResponse("vllm")))
+        async with serving() as server, httpx.AsyncClient(transport=transport, base_url=url) as client:
+            reply = await client.post(PATH, json={"url": await server.offer(weights, url)})
+            assert held_by(reply.json()["path"]).read_bytes() == content_of(weights)
+            assert (await client.get("/health")).text == "vllm"
+            refused = await client.post(PATH, json={"url": f"{url}/secret"})
+            assert refused.status_code == 500
+            assert f"cannot fetch weights from {url}: " in refused.json()["error"]["message"]
+            assert (await client.post(PATH, content=b"{")).status_code == 500
+            assert (await client.get(PATH)).status_code == 405
 
     clock.run(main)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from envkit.config.algorithm import AdvantageSection
 from envkit.config.grammar import Share
 
-from ..parts import Advantages, Part, Rollouts
-from ..returns import EPSILON, by_turn, gae_of, normalised, steps_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..parts import Advantages, Part, Rollouts, Tensor
+from ..returns import EPSILON, by_turn, normalised, steps_of
+from .gae import GaeKeys, estimates
 
 
-class Asyppo(AdvantageSection):
+class Asyppo(GaeKeys):
     """Generalised advantage estimates over turns, with two critics."""
 
     kind: Literal["asyppo"] = "asyppo"
-    gamma: Share = 1.0
-    """Discount factor per turn."""
-    gae_lambda: Share = 0.95
-    """0 relies on the critics alone, 1 on the observed returns."""
-    bootstrap: bool = True
-    """As in `gae`."""
     mask_share: Share = 0.2
     """Share of the turns, those on which the critics agree most, whose advantage is 0."""
     entropy_mask_share: Share = 0.2
@@ -41,13 +32,8 @@ def asyppo(rollouts: Rollouts, section: Asyppo) -> Advantages:
     """
     steps = steps_of(rollouts, "turn")
     value_ES = steps.of(rollouts.spread(rollouts.value_KET.double().mean(0)))
-    advantage_ES = gae_of(
-        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, rollouts.after_KE.double().mean(0)),
-        *((rollouts.stops,) if section.bootstrap else ()),
-        gamma=section.gamma,
-        gae_lambda=section.gae_lambda,
-    )
-    target_ET = by_turn(rollouts, steps.spread(advantage_ES + value_ES).float())
+    after_E = rollouts.after_KE.double().mean(0)
+    advantage_ES, target_N = estimates(rollouts, section, steps, value_ES, after_E)
     is_step_ES = steps.mask_ES > 0
     apart_M = steps.of(rollouts.spread(rollouts.value_KET.double().std(0)))[is_step_ES]
     agrees_ES, differs_ES = ~is_step_ES, ~is_step_ES
@@ -55,7 +41,7 @@ def asyppo(rollouts: Rollouts, section: Asyppo) -> Advantages:
     differs_ES[is_step_ES] = _lowest(-apart_M, section.entropy_mask_share)
     return Advantages(
         steps.spread(normalised(advantage_ES, steps.mask_ES) * ~agrees_ES),
-        _sharded(target_ET, rollouts),
+        _sharded(by_turn(rollouts, target_N), rollouts),
         steps.spread((~differs_ES).float()),
     )
 

@@ -7,16 +7,13 @@ from typing import Literal
 from envkit.config.algorithm import AdvantageSection
 from envkit.config.grammar import Share
 
-from ..parts import Advantages, Part, Rollouts
-from ..returns import by_turn, gae_of, normalised, steps_of
+from ..parts import Advantages, Part, Rollouts, Tensor
+from ..returns import Steps, by_turn, gae_of, normalised, steps_of
 
 
-class Gae(AdvantageSection):
-    """Generalised advantage estimates, normalised over the batch; with a critic."""
+class GaeKeys(AdvantageSection):
+    """The keys of `gae`, which advantages that extend it have, too."""
 
-    kind: Literal["gae"] = "gae"
-    unit: Literal["turn", "token"] = "turn"
-    """A step: a turn of the policy, or one of its tokens. The critic estimates a value for each."""
     gamma: Share = 1.0
     """Discount factor per step. Use 1 for tokens."""
     gae_lambda: Share = 0.95
@@ -24,6 +21,14 @@ class Gae(AdvantageSection):
     bootstrap: bool = True
     """Whether the state after an episode that a limit cut off has the value that the critic estimates after its last
     token; otherwise, its value is 0, as after an episode that the environment ended or a grader graded."""
+
+
+class Gae(GaeKeys):
+    """Generalised advantage estimates, normalised over the batch; with a critic."""
+
+    kind: Literal["gae"] = "gae"
+    unit: Literal["turn", "token"] = "turn"
+    """A step: a turn of the policy, or one of its tokens. The critic estimates a value for each."""
 
 
 def gae(rollouts: Rollouts, section: Gae) -> Advantages:
@@ -37,16 +42,22 @@ def gae(rollouts: Rollouts, section: Gae) -> Advantages:
     """
     steps = steps_of(rollouts, section.unit)
     value_N = rollouts.spread(rollouts.value_KET[0]) if rollouts.value_KN is None else rollouts.value_KN[0]
-    value_ES = steps.of(value_N)
+    advantage_ES, target_N = estimates(rollouts, section, steps, steps.of(value_N), rollouts.after_KE[0].double())
+    target = target_N if section.unit == "token" else by_turn(rollouts, target_N)
+    return Advantages(steps.spread(normalised(advantage_ES, steps.mask_ES)), target[None])
+
+
+def estimates(
+    rollouts: Rollouts, section: GaeKeys, steps: Steps, value_ES: Tensor, after_E: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the estimates [E, S], and the targets [N], for these values of the steps, and after the last one."""
     stops = rollouts.stops if section.bootstrap else ()
     advantage_ES = gae_of(
-        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, rollouts.after_KE[0].double(), stops),
+        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, after_E, stops),
         gamma=section.gamma,
         gae_lambda=section.gae_lambda,
     )
-    target_N = steps.spread(advantage_ES + value_ES).float()
-    target = target_N if section.unit == "token" else by_turn(rollouts, target_N)
-    return Advantages(steps.spread(normalised(advantage_ES, steps.mask_ES)), target[None])
+    return advantage_ES, steps.spread(advantage_ES + value_ES).float()
 
 
 PART = Part(

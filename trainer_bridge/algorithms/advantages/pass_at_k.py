@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from math import comb
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from envkit.config.algorithm import AdvantageSection
 from envkit.config.grammar import Count
 
-from ..parts import Advantages, Part, Rollouts
+from ..parts import Advantages, Part, Rollouts, Tensor
 from ..returns import EPSILON, deviation, discounted_returns, rows_by
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PassAtK(AdvantageSection):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from envkit.config.algorithm import AggregationSection
 from envkit.config.grammar import Count
 
-from ..parts import Part, Segments
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..parts import Part, Segments, Tensor
 
 
 class Constant(AggregationSection):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from envkit.config.algorithm import AggregationSection
 
-from ..parts import Part, Segments
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..parts import Part, Segments, Tensor
 
 
 class RolloutMean(AggregationSection):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from envkit.config.algorithm import CorrectionSection
 from envkit.config.grammar import Rate
 
-from ..parts import Part, Segments
-from ..ratios import Mean, RatioUnit, sampler_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..parts import Part, Segments, Tensor
+from ..terms import Mean, RatioUnit, sampler_ratio
 
 
 class Mis(CorrectionSection):

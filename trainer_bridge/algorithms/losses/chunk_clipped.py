@@ -8,8 +8,7 @@ from envkit.config.algorithm import LossSection
 from envkit.config.grammar import Rate
 
 from ..parts import Part, PolicyLoss, Tokens
-from ..ratios import log_ratio, total
-from ..terms import bounded_exp
+from ..terms import bounded_exp, log_ratio, total
 
 
 class ChunkClipped(LossSection):

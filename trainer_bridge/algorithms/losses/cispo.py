@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from envkit.config.algorithm import LossSection
-from envkit.config.grammar import Rate, Share
+from envkit.config.grammar import PositiveShare, Rate
 
 from ..parts import Part, PolicyLoss, Tokens
 from ..terms import bounded_exp
@@ -17,7 +15,7 @@ class Cispo(LossSection):
     """The policy gradient, weighted by the clipped ratio: tokens beyond the clip keep a gradient."""
 
     kind: Literal["cispo"] = "cispo"
-    clip_low: Annotated[Share, Field(gt=0)] | None = None
+    clip_low: PositiveShare | None = None
     """The weight is at least 1 - clip_low. null: no minimum, as in the paper."""
     clip_high: Rate = 4.0
     """The weight is at most 1 + clip_high. In TRL, epsilon_high is this maximum itself: 5.0 there is 4.0 here."""

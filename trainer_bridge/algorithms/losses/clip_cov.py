@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from envkit.config.grammar import PositiveShare
 
-from envkit.config.grammar import Share
-
-from ..parts import Part, PolicyLoss, Rollouts, Tokens
-from ..ratios import ratio_needs
-from ..terms import covariance, largest
+from ..parts import Part, PolicyLoss, Rollouts, Tensor, Tokens
+from ..terms import covariance, largest, ratio_needs
 from .clipped import ClipKeys, clipped
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ClipCov(ClipKeys):
     """The clipped ratio of PPO, without the tokens whose log-probability and advantage have a high covariance."""
 
     kind: Literal["clip_cov"] = "clip_cov"
-    share: Annotated[Share, Field(gt=0)] = 2e-4
+    share: PositiveShare = 2e-4
     """Share of the tokens of a train step that are left out: one token at least."""
     low: float = 1.0
     """Least covariance of such a token."""

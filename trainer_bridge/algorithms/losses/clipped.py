@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from envkit.config.algorithm import LossSection
-from envkit.config.grammar import Rate, Share
+from envkit.config.grammar import PositiveShare, Rate
 
 from ..parts import Part, PolicyLoss, Tokens
-from ..ratios import RatioUnit, log_ratio, ratio_needs
-from ..terms import MAX_LOG_RATIO, bounded_exp
+from ..terms import MAX_LOG_RATIO, RatioUnit, bounded_exp, log_ratio, ratio_needs
 
 
 class ClipKeys(LossSection):
@@ -19,7 +18,7 @@ class ClipKeys(LossSection):
 
     ratio: RatioUnit = "token"
     """The ratio to the old policy: of each token, or the geometric mean over its turn or its whole rollout (GSPO)."""
-    clip_low: Annotated[Share, Field(gt=0)] = 0.2
+    clip_low: PositiveShare = 0.2
     """The ratio is clipped below 1 - clip_low."""
     clip_high: Rate = 0.2
     """The ratio is clipped above 1 + clip_high."""

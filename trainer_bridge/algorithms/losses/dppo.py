@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from envkit.config.algorithm import LossSection
 from envkit.config.grammar import Rate
 
-from ..parts import Part, PolicyLoss, Tokens
+from ..parts import Part, PolicyLoss, Tensor, Tokens
 from ..terms import MAX_LOG_RATIO, bounded_exp
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _LEAST_REST = 1e-8
 """Least probability of all other tokens, so that its logarithm is finite."""

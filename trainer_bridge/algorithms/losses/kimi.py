@@ -8,8 +8,7 @@ from envkit.config.algorithm import LossSection
 from envkit.config.grammar import Rate
 
 from ..parts import Part, PolicyLoss, Tokens
-from ..ratios import total
-from ..terms import MAX_LOG_RATIO
+from ..terms import MAX_LOG_RATIO, total
 
 
 class Kimi(LossSection):

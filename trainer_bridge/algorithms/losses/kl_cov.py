@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from envkit.config.algorithm import LossSection
-from envkit.config.grammar import Rate, Share
+from envkit.config.grammar import PositiveShare, Rate
 
-from ..parts import Part, PolicyLoss, Rollouts, Tokens
+from ..parts import Part, PolicyLoss, Rollouts, Tensor, Tokens
 from ..returns import EPSILON
 from ..terms import MAX_LOG_RATIO, covariance, largest
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class KlCov(LossSection):
@@ -23,7 +18,7 @@ class KlCov(LossSection):
     """
 
     kind: Literal["kl_cov"] = "kl_cov"
-    share: Annotated[Share, Field(gt=0)] = 2e-3
+    share: PositiveShare = 2e-3
     """Share of the tokens of a train step that have the penalty: one token at least, if a covariance is positive."""
     coefficient: Rate = 1.0
     """Weight of the penalty."""

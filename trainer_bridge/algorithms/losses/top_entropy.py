@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from envkit.config.grammar import PositiveShare
 
-from envkit.config.grammar import Share
-
-from ..parts import Part, PolicyLoss, Rollouts, Tokens
-from ..ratios import ratio_needs
-from ..terms import largest
+from ..parts import Part, PolicyLoss, Rollouts, Tensor, Tokens
+from ..terms import largest, ratio_needs
 from .clipped import ClipKeys, clipped
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class TopEntropy(ClipKeys):
     """The clipped ratio of PPO, only of the tokens of a train step with the highest entropies."""
 
     kind: Literal["top_entropy"] = "top_entropy"
-    share: Annotated[Share, Field(gt=0)] = 0.2
+    share: PositiveShare = 0.2
     """Share of the tokens that the policy learns from. The others still count in the denominators of means."""
 
 

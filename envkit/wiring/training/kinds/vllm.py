@@ -16,11 +16,16 @@ from envkit.errors import EnvkitError, UsageError
 from envkit.http.client.chat import Address
 from envkit.protocols import Launcher
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
-from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
-from envkit.trainer_bridge.engines.vllm.launch import SERVED_NAME, ServerSettings, check_arguments
+from envkit.trainer_bridge.engines.vllm.launch import (
+    SERVED_NAME,
+    ServerSettings,
+    check_arguments,
+    find_python,
+    is_built_for_cpus,
+)
 from envkit.trainer_bridge.engines.vllm.replica import START_TIMEOUT_S, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
-from envkit.trainer_bridge.models.adapters import base_of
+from envkit.trainer_bridge.models.saved_policy import base_of
 from envkit.trainer_bridge.stopping import stop_on_signals
 from envkit.types import Place
 from envkit.wiring.contexts import EngineContext
@@ -53,8 +58,7 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
     places = context.places or (Place(),) * (section.replicas or 1)
     find = partial(_server_settings, section, model.path, context.max_tokens, context.lora_rank)
     servers = [
-        partial(VllmServer, find(place), launcher=context.launcher, place=place, announce=context.announce)
-        for place in places
+        VllmServer(find(place), launcher=context.launcher, place=place, announce=context.announce) for place in places
     ]
     return VllmEngine(settings, servers=servers, announce=context.announce).running()
 
@@ -144,7 +148,7 @@ async def judge_server(
     own, path = VllmEngineSection(**shared), await clock.to_thread(models.locate, model)
     max_tokens = min(models.positions_of(model) or _JUDGE_TOKENS, _JUDGE_TOKENS)
     found = await clock.to_thread(_server_settings, own, path, max_tokens, 0, place)
-    server = partial(VllmServer, found, launcher=launcher, place=place, announce=announce)
+    server = VllmServer(found, launcher=launcher, place=place, announce=announce)
     settings = VllmSettings(max_tokens=max_tokens, max_num_seqs=found.max_num_seqs, dtype=found.dtype, model=model)
     engine = VllmEngine(settings, servers=[server], announce=announce)
     async with engine.running(), clock.background_tasks() as tasks:

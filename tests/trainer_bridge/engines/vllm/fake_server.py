@@ -235,7 +235,7 @@ class Fleet:
 async def fleet(*servers: FakeServer, owned: bool = False, **changes: Any) -> AsyncIterator[Fleet]:
     """Run an engine on the servers; if `owned`, the engine starts them, and starts them again after a loss."""
     lines: list[str] = []
-    where: dict[str, Any] = {"servers": [lambda one=one: one for one in servers]}
+    where: dict[str, Any] = {"servers": servers}
     if not owned:
         for one in servers:
             await one.start(5.0)

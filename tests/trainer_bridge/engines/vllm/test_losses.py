@@ -293,59 +293,24 @@ def test_weights_of_the_other_kind_are_refused() -> None:
     clock.run(main)
 
 
-# --- Draining --------------------------------------------------------------------------------------------------------
-
-
-def test_a_frozen_replica_keeps_its_weights_over_pushes_and_a_loss_and_gets_nothing_else() -> None:
+def test_completions_of_a_drained_server_go_on_elsewhere_and_it_gets_none_until_it_is_admitted() -> None:
     async def main() -> None:
-        servers = [FakeServer(token_s=0.01), FakeServer(token_s=0.01)]
-        async with fleet(*servers, owned=True) as group, anyio.create_task_group() as tasks:
-            engine, done = group.engine, dict[str, Completion]()
-            await engine.load(Weights(1, "/weights-1"))
+        first, second = FakeServer(token_s=0.01), FakeServer(token_s=0.01)
+        async with fleet(first, second) as group, anyio.create_task_group() as tasks:
 
-            async def complete(name: str, one: Any, tokens: int) -> None:
-                done[name] = await one.generate(PROMPT, params(tokens), session=name)
+            async def drain() -> None:
+                await until(lambda: first.running == second.running == 1)
+                await group.engine.drain(0)
 
-            for name in ("first", "second"):
-                tasks.start_soon(complete, name, engine, 20)
-            await until(lambda: servers[0].running == servers[1].running == 1)
-            async with engine.frozen() as frozen:
-                assert frozen is not None
-                kept, other = servers[frozen.index], servers[1 - frozen.index]
-                await until(lambda: other.running == 2)  # what was in progress there continues elsewhere
-                async with anyio.create_task_group() as inner:
-                    inner.start_soon(complete, "evaluation", frozen, 60)
-                    await until(lambda: kept.running == 1)
-                    await engine.pause(PauseMode.KEEP)
-                    await engine.load(Weights(2, "/weights-2"))
-                    assert (kept.running, other.running) == (1, 0)
-                    before = len(kept.requests)
-                    inner.start_soon(complete, "paused", frozen, 2)
-                    await until(lambda: len(kept.requests) == before + 1)
-                    await engine.resume()
-                    assert [one.index for one in engine.replicas] == [1 - frozen.index]
-                    await kept.kill()
-                    await complete_all(engine, 4, params(3))
-                assert 3 not in [one["sampling_params"]["max_tokens"] for one in kept.requests[before:]]
-                assert (kept.loads, other.loads) == (["/weights-1"] * 2, ["/weights-1", "/weights-2"])
-                assert done["evaluation"].versions == ((1, 60),)
-                assert is_whole(done["evaluation"], 60)
-            assert kept.loads[-1] == "/weights-2"
-            assert [one.index for one in engine.replicas] == [0, 1]
-        assert is_whole(done["first"], 20)
-        assert is_whole(done["second"], 20)
-
-    clock.run(main)
-
-
-def test_a_single_replica_cannot_be_frozen() -> None:
-    async def main() -> None:
-        async with fleet(FakeServer()) as group:
-            await group.engine.load(Weights(1, "/weights-1"))
-            async with group.engine.frozen() as frozen:
-                assert frozen is None
-                await group.engine.load(Weights(2, "/weights-2"))
-                assert (await group.engine.generate(PROMPT, params(3))).versions == ((2, 3),)
+            tasks.start_soon(drain)
+            done = await complete_all(group.engine, 2, params(20))
+            assert all(is_whole(one, 20) for one in done)
+            await complete_all(group.engine, 4, params(2))
+            assert (len(first.requests), len(second.requests)) == (1, 6)
+            group.engine.admit(0)
+            await group.engine.drain(1)
+            await complete_all(group.engine, 4, params(2))
+            assert (len(first.requests), len(second.requests)) == (5, 6)
 
     clock.run(main)
 

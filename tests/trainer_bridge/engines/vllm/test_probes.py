@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envkit import clock
-from envkit.trainer_bridge.diagnostics import Diagnostics, Probe
-from envkit.trainer_bridge.diagnostics.events import Finding
+from envkit.trainer_bridge.diagnostics import Diagnostics, Finding, Probe
 from envkit.trainer_bridge.weights.channel import Push
 from envkit.types import Floats, Sample, Weights, floats
 from tests.trainer_bridge.engines.vllm.fake_server import FakeServer, fleet

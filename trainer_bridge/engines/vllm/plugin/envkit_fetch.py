@@ -2,6 +2,18 @@
 
 It runs in vLLM's API server. The files lie in memory, or else in the folder for temporary files; they stay until newer
 ones replace them, because the next delta needs them. What killed servers have left is removed at the next start.
+
+A delta has the changed 16-bit words of a file against an older file of the same size.
+Both files are read as little-endian 16-bit words, whatever their tensors are. A delta has one block for each
+`BLOCK_WORDS` words, in order. A block is two unsigned 32-bit little-endian integers, the number of changed words and
+the size of what follows in bytes, and then, unless no word has changed, a zlib stream of three parts:
+
+1. one bit for each word of the block, the most significant bit of a byte first: 1 if it has changed. The last byte is
+   filled up with zeros;
+2. the low bytes of ``old XOR new`` of the changed words, in order;
+3. the high bytes of the same.
+
+A delta has no checksum: the receiver checks that of the new file.
 """
 
 from __future__ import annotations
@@ -12,27 +24,30 @@ import fcntl
 import json
 import os
 import shutil
+import struct
 import tempfile
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 
-try:
-    from .envkit_delta import decode
-except ImportError:  # in vLLM's processes, this module is in no package
-    from envkit_delta import decode  # type: ignore[import-not-found, no-redef]
+import numpy as np
 
 PATH = "/envkit/fetch_weights"
 MANIFEST = "manifest.json"
 DELTA = ".delta"
 """End of the name of a delta."""
-_MEMORY = Path("/dev/shm")
+BLOCK_WORDS = 1 << 22
+_HEAD = struct.Struct("<II")
+_WORD = np.dtype("<u2")
+MEMORY = Path("/dev/shm")
+"""A file system in memory, on Linux."""
 _CHUNK = 1 << 22
 _TIMEOUT_S = 60.0
 """Maximum seconds without a byte of the trainer's."""
@@ -47,9 +62,7 @@ class FetchError(Exception):
 class Store:
     """The files of the newest weights that were fetched.
 
-    Args:
-        parent: Folder for a new folder with the files; None for one in memory if they fit twice, or else in the folder
-            for temporary files.
+    They are in a new folder in `parent`; None: in memory if they fit twice, or else in the folder for temporary files.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
@@ -73,7 +86,7 @@ class Store:
             try:
                 with self._open(f"{url}/{MANIFEST}", timeout=_TIMEOUT_S) as reply:
                     files: list[dict[str, Any]] = json.load(reply)["files"]
-                folder = self._folder = self._folder or self._new_folder(sum(one["bytes"] for one in files))
+                folder = self._folder = self._folder or self._open_folder(sum(one["bytes"] for one in files))
                 for name in self._checksums.keys() - {one["name"] for one in files}:
                     del self._checksums[name]
                     (folder / name).unlink()
@@ -114,23 +127,46 @@ class Store:
         self._checksums[name] = checksum
         return int(delta["bytes"] if is_delta else file["bytes"])
 
-    def _new_folder(self, size: int) -> Path:
-        """Return a new folder that is locked as long as this process lives; remove those of dead processes."""
-        prefix = f"envkit-fetched-{os.geteuid()}-"
+    def _open_folder(self, size: int) -> Path:
         parent = self._parent or Path(tempfile.gettempdir())
-        if self._parent is None and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * size:
-            parent = _MEMORY
-        for lock in parent.glob(f"{prefix}*.lock"):
-            with suppress(OSError), lock.open("ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(lock)
-        handle, name = tempfile.mkstemp(prefix=prefix, dir=parent)
-        fcntl.flock(handle, fcntl.LOCK_EX)  # it stays open, and locked, as long as this process lives
-        lock = Path(name).rename(f"{name}.lock")  # now that it is locked, so that no other server removes it
-        atexit.register(_remove, lock)
-        folder = lock.with_suffix("")
-        folder.mkdir(mode=0o700)
-        return folder
+        if self._parent is None and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * size:
+            parent = MEMORY
+        kept = ExitStack()
+        atexit.register(kept.close)
+        return kept.enter_context(locked_folder(parent, f"envkit-fetched-{os.geteuid()}-"))
+
+
+@contextmanager
+def locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Make a private folder in `parent`, whose name begins with `prefix`, and remove it at the end.
+
+    It is locked as long as this process lives. Those that dead processes have left are removed first.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for left in parent.glob(f"{prefix}*"):
+        with suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    draft = Path(tempfile.mkdtemp(prefix="envkit-new-", dir=parent))
+    with _locked(draft):
+        # Now that it is locked, nobody else removes it.
+        folder = draft.rename(parent / f"{prefix}{draft.name.rpartition('-')[2]}")
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder; raise `BlockingIOError` if a living process has locked it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 class FetchRoute:
@@ -152,20 +188,15 @@ class FetchRoute:
         if scope["type"] != "http" or scope["path"] != PATH:
             await self._app(scope, receive, send)
             return
-        body, has_more = b"", True
-        while has_more:
-            message = await receive()
-            body += message.get("body", b"")
-            has_more = message.get("more_body", False)
-        status, answer = 405, {"error": {"message": "use POST"}}
-        if scope["method"] == "POST":
-            try:
-                status, answer = 200, await asyncio.to_thread(self._store.fetch, str(json.loads(body)["url"]))
-            except (FetchError, ValueError, KeyError, TypeError) as error:
-                status, answer = 500, {"error": {"message": str(error)}}
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+        from starlette.requests import Request  # imported here, because only vLLM's processes need it
+        from starlette.responses import JSONResponse
+
+        try:
+            url = str((await Request(scope, receive).json())["url"])
+            answer = JSONResponse(await asyncio.to_thread(self._store.fetch, url))
+        except (FetchError, ValueError, KeyError, TypeError) as error:
+            answer = JSONResponse({"error": {"message": str(error)}}, 500 if scope["method"] == "POST" else 405)
+        await answer(scope, receive, send)
 
 
 def _parts(file: IO[bytes]) -> Iterator[bytes]:
@@ -173,7 +204,51 @@ def _parts(file: IO[bytes]) -> Iterator[bytes]:
         yield part
 
 
-def _remove(lock: Path) -> None:
-    """Remove the folder that a lock file is for, and the lock file."""
-    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-    lock.unlink(missing_ok=True)
+def fits(old: Path, new: Path) -> bool:
+    """Whether a delta between two files is possible."""
+    size = new.stat().st_size
+    return old.is_file() and old.stat().st_size == size and size > 0 and size % _WORD.itemsize == 0
+
+
+def encode(old: Path, new: Path) -> Iterator[bytes]:
+    """Yield the blocks of the delta from `old` to `new`; see `fits`."""
+    before, after = (np.memmap(path, _WORD, "r") for path in (old, new))
+    for start in range(0, len(after), BLOCK_WORDS):
+        change = before[start : start + BLOCK_WORDS] ^ after[start : start + BLOCK_WORDS]
+        is_changed = change != 0
+        words = change[is_changed]
+        content = b""
+        if words.size:
+            parts = words.view(np.uint8).reshape(-1, 2).T
+            content = zlib.compress(np.packbits(is_changed).tobytes() + parts.tobytes(), 1)
+        yield _HEAD.pack(words.size, len(content)) + content
+
+
+def decode(old: Path, delta: IO[bytes]) -> Iterator[memoryview]:
+    """Yield the content of the new file.
+
+    Raises:
+        ValueError: The delta is damaged, or of another file.
+    """
+    before = np.memmap(old, _WORD, "r")
+    for start in range(0, len(before), BLOCK_WORDS):
+        words = np.array(before[start : start + BLOCK_WORDS])
+        count, size = _HEAD.unpack(_exactly(delta, _HEAD.size))
+        if count:
+            try:
+                content = np.frombuffer(zlib.decompress(_exactly(delta, size)), np.uint8)
+            except zlib.error as error:
+                raise ValueError(f"damaged delta: {error}") from None
+            bits = -(-len(words) // 8)
+            places = np.flatnonzero(np.unpackbits(content[:bits], count=len(words)))
+            if len(places) != count or len(content) != bits + 2 * count:
+                raise ValueError("damaged delta: it has another number of changes than it announces")
+            words[places] ^= content[bits:].reshape(2, -1).T.copy().view(_WORD)[:, 0]
+        yield words.data.cast("B")
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    content = file.read(size)
+    if len(content) != size:
+        raise ValueError("damaged delta: it ends too early")
+    return content

@@ -37,11 +37,9 @@ class FileInit(base.WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(base.WeightTransferUpdateInfo):
-    """An update.
+    """An update: a safetensors file, or a folder with one (``model.safetensors``) or with several and their index.
 
-    Attributes:
-        path: A safetensors file, or a folder with one (``model.safetensors``) or with several and their index. The
-            tensors have the names of the model's own checkpoint.
+    The tensors have the names of the model's own checkpoint.
     """
 
     path: str
