@@ -60,11 +60,9 @@ def _unpack(draw: Draw) -> DrawnTask:
         files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=_extract(archive, "." if here else folder),
-        checks=[
-            tree_case(
-                folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
-            )
-        ],
+        checks=tree_case(
+            folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
+        ),
     )
 
 
@@ -78,7 +76,7 @@ def _create(draw: Draw) -> DrawnTask:
         ),
         files=members,
         solution=f"tar -c{'z' if format == 'tar.gz' else ''}f {name}.{format} {folder}\n",
-        checks=[archive_case(f"{name}.{format}", format, members)],
+        checks=archive_case(f"{name}.{format}", format, members),
     )
 
 
@@ -91,14 +89,14 @@ def _gzip(draw: Draw) -> DrawnTask:
             files={name: lines(text)},
             setup=f"gzip {name}\n",
             solution=f"gzip -dc {name}.gz > {out}\n",
-            checks=[file_case(out, lines(text), "exact")],
+            checks=file_case(out, lines(text), "exact"),
         )
     return DrawnTask(
         instruction=f"How many lines does the compressed file {name}.gz have? Write the number to {out}.",
         files={name: lines(text)},
         setup=f"gzip {name}\n",
         solution=f"gzip -dc {name}.gz | wc -l > {out}\n",
-        checks=[file_case(out, str(len(text)), "words")],
+        checks=file_case(out, str(len(text)), "words"),
     )
 
 
@@ -119,7 +117,7 @@ def _list(draw: Draw) -> DrawnTask:
         files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=f"{listed} | grep '[.]{suffix}$' | LC_ALL=C sort > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -135,8 +133,8 @@ def _one_member(draw: Draw) -> DrawnTask:
         solution=f"{_extract(archive, '/tmp/extracted.$$')}cat /tmp/extracted.$$/{path} > {out}\nrm -r "
         "/tmp/extracted.$$\n",
         checks=[
-            file_case(out, members[path], "exact"),
-            *(absent_case(other.split("/")[0]) for other in members if other != out),
+            *file_case(out, members[path], "exact"),
+            *absent_case(*(other.split("/")[0] for other in members if other != out)),
         ],
     )
 
@@ -156,7 +154,7 @@ def _some_packed(draw: Draw) -> DrawnTask:
         files=under(folder, members),
         solution=f"cd {folder}\nfind . -type f {'! ' if excluded else ''}-name '*.{suffix}' | tar "
         f"-c{'z' if format == 'tar.gz' else ''}f ../{archive}.{format} -T -\n",
-        checks=[archive_case(f"{archive}.{format}", format, found)],
+        checks=archive_case(f"{archive}.{format}", format, found),
     )
 
 
@@ -179,7 +177,7 @@ def _convert(draw: Draw) -> DrawnTask:
         setup=_pack(f"{source}.{old}", "packed"),
         solution=f"mkdir -p {into}\n{_extract(f'{source}.{old}', into)}cd /tmp/repack.$$\n{pack}\nrm -r "
         "/tmp/repack.$$\n",
-        checks=[archive_case(f"{target}.{new}", new, packed), archive_case(f"{source}.{old}", old, members)],
+        checks=[*archive_case(f"{target}.{new}", new, packed), *archive_case(f"{source}.{old}", old, members)],
     )
 
 
@@ -214,7 +212,7 @@ def _nested(draw: Draw) -> DrawnTask:
             if asks_path
             else f"grep -rh '^code: ' *-files | cut -d' ' -f2 > $here/{out}\n"
         ),
-        checks=[file_case(out, f"{archive} {path}" if asks_path else secret, "words")],
+        checks=file_case(out, f"{archive} {path}" if asks_path else secret, "words"),
     )
 
 
@@ -261,13 +259,11 @@ for path in sorted(old.keys() | new.keys()):
         files={**under("first", visible[0]), **under("second", visible[1])},
         setup=_pack("old.tar.gz", "first") + _pack("new.tar.gz", "second"),
         solution=write_file(program_name, program),
-        checks=[
-            run_case(
-                f"bash {hidden}.sh {hidden}",
-                files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
-                stdout=lines(found),
-            )
-        ],
+        checks=run_case(
+            f"bash {hidden}.sh {hidden}",
+            files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
+            stdout=lines(found),
+        ),
     )
 
 
@@ -298,15 +294,16 @@ ls {store}/backup-*.tar.gz | sort | head -n -{keep} | xargs -r rm
         files=under(folder, members),
         solution=write_file(script, program),
         checks=[
-            absent_case(store),
-            run_case(
+            *absent_case(store),
+            *run_case(
                 f"bash {hidden}.sh",
                 files={f"{hidden}.sh": driver},
                 stdout=lines(names),
                 timeout_s=30,
                 then=[
-                    archive_case(f"{store}/{name}", "tar.gz", under(folder, {**members, changing: text}))
+                    case
                     for name, text in zip(names, texts[-keep:], strict=True)
+                    for case in archive_case(f"{store}/{name}", "tar.gz", under(folder, {**members, changing: text}))
                 ],
             ),
         ],
@@ -381,22 +378,20 @@ for name in sorted(seen):
         },
         setup="".join(_pack(name, f"{name}-files") for name in names),
         solution=write_file(program_name, program),
-        checks=[
-            run_case(
-                f"bash {place}.sh {place}",
-                files={
-                    f"{place}.sh": driver,
-                    **{
-                        f"{place}/{name}-files/{path}": text
-                        for name, part in zip(names, hidden, strict=True)
-                        for path, text in part.items()
-                    },
+        checks=run_case(
+            f"bash {place}.sh {place}",
+            files={
+                f"{place}.sh": driver,
+                **{
+                    f"{place}/{name}-files/{path}": text
+                    for name, part in zip(names, hidden, strict=True)
+                    for path, text in part.items()
                 },
-                stdout=lines(conflicts),
-                timeout_s=30,
-                then=[archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged)],
-            )
-        ],
+            },
+            stdout=lines(conflicts),
+            timeout_s=30,
+            then=archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged),
+        ),
     )
 
 

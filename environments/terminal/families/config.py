@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from .family import Case, Draw, DrawnTask, Family, file_case, lines, python, run_case, under, write_file
+from .family import Draw, DrawnTask, Family, file_case, lines, python, run_case, under, write_file
 
 _KEYS = ("port", "workers", "timeout", "retries", "limit", "cache", "threads", "backlog", "delay", "depth")
 _FLAGS = ("debug", "verbose", "secure", "compress", "strict")
@@ -48,7 +48,7 @@ def _set_value(draw: Draw) -> DrawnTask:
         ),
         files={path: _plain(settings)},
         solution=f"sed -i 's/^{key} = .*/{key} = {value}/' {path}\n",
-        checks=[file_case(path, _plain({**settings, key: str(value)}))],
+        checks=file_case(path, _plain({**settings, key: str(value)})),
     )
 
 
@@ -62,7 +62,7 @@ def _get_value(draw: Draw) -> DrawnTask:
         ),
         files={path: _plain(settings)},
         solution=f"sed -n 's/^{key} = //p' {path} > {out}\n",
-        checks=[file_case(out, settings[key], "words")],
+        checks=file_case(out, settings[key], "words"),
     )
 
 
@@ -73,7 +73,7 @@ def _append(draw: Draw) -> DrawnTask:
         instruction=f"Add the line `{key} = {value}` at the end of {path}.",
         files={path: _plain(settings)},
         solution=f"echo '{key} = {value}' >> {path}\n",
-        checks=[file_case(path, _plain({**settings, key: str(value)}))],
+        checks=file_case(path, _plain({**settings, key: str(value)})),
     )
 
 
@@ -89,7 +89,7 @@ def _set_in_section(draw: Draw) -> DrawnTask:
         instruction=f"In {path}, set {key} to {value} in the section {name}. Change nothing else; comments stay.",
         files={path: _ini(sections, comments=comments)},
         solution=f"sed -i '/^\\[{name}\\]/,/^$/s/^{key} = .*/{key} = {value}/' {path}\n",
-        checks=[file_case(path, _ini(after, comments=comments))],
+        checks=file_case(path, _ini(after, comments=comments)),
     )
 
 
@@ -111,7 +111,7 @@ def _comment(draw: Draw) -> DrawnTask:
         + " Change nothing else.",
         files={path: before},
         solution="".join(f"sed -i '{command.format(key)}' {path}\n" for key in keys),
-        checks=[file_case(path, after)],
+        checks=file_case(path, after),
     )
 
 
@@ -138,7 +138,7 @@ data["{name}"]["{key}"] = {value}
 del data["{other}"]["{lost}"]
 json.dump(data, open("{path}", "w"), indent=2)
 """),
-        checks=[file_case(path, json.dumps(data), "json")],
+        checks=file_case(path, json.dumps(data), "json"),
     )
 
 
@@ -160,7 +160,7 @@ def _override(draw: Draw) -> DrawnTask:
         files={first: lines(text), second: _plain(more)},
         solution=f"cat {first} {second} | awk -F' = ' '/^[^#]/ {{ value[$1] = $2 }} END {{ for (key in value) print "
         f'key " = " value[key] }}\' | LC_ALL=C sort > {out}\n',
-        checks=[file_case(out, _plain({key: merged[key] for key in sorted(merged)}))],
+        checks=file_case(out, _plain({key: merged[key] for key in sorted(merged)})),
     )
 
 
@@ -186,7 +186,7 @@ def typed(value):
 data = {{name: {{key: typed(value) for key, value in parser[name].items()}} for name in parser.sections()}}
 json.dump(data, open("{out}", "w"))
 """),
-        checks=[file_case(out, json.dumps(data), "json")],
+        checks=file_case(out, json.dumps(data), "json"),
     )
 
 
@@ -206,7 +206,7 @@ def _repair_json(draw: Draw) -> DrawnTask:
         "and a comma too many. Repair it in place. All keys and values stay as they are; comments are removed.",
         files={path: lines(text)},
         solution=f"cat > {path} <<'CONTENT'\n{json.dumps(sections, indent=2)}\nCONTENT\n",
-        checks=[file_case(path, json.dumps(sections), "json")],
+        checks=file_case(path, json.dumps(sections), "json"),
     )
 
 
@@ -243,23 +243,12 @@ if missing:
     sys.exit(3)
 print(re.sub(pattern, lambda match: values[match[1]], text), end="")
 """
-    checks: list[Case] = []
-    if missing:
-        checks.append(
-            run_case(
-                f"python3 {script} t v",
-                files={"t": text, "v": lines(f"{key}={value}" for key, value in values.items())},
-                stdout=lines(missing),
-                exit=3,
-            )
-        )
-    checks.append(
-        run_case(
-            f"python3 {script} t v",
-            files={"t": text, "v": lines(f"{key}={value}" for key, value in whole.items())},
-            stdout=complete,
-        )
-    )
+
+    def files(now: Mapping[str, str]) -> dict[str, str]:
+        return {"t": text, "v": lines(f"{key}={value}" for key, value in now.items())}
+
+    run = f"python3 {script} t v"
+    refused = run_case(run, files=files(values), stdout=lines(missing), exit=3) if missing else []
     return DrawnTask(
         instruction=f"Write a Python program {script}, run as `python3 {script} TEMPLATE VALUES`, as in `python3 "
         f"{script} app.template app.values`, which prints a configuration. In the template, each {left}NAME{right} "
@@ -268,7 +257,7 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
         "with the exit status 3. It is run on other files too.",
         files={"app.template": visible[0], "app.values": lines(f"{key}={value}" for key, value in visible[1].items())},
         solution=write_file(script, program),
-        checks=checks,
+        checks=[*refused, *run_case(run, files=files(whole), stdout=complete)],
     )
 
 
@@ -341,13 +330,10 @@ sys.exit(bool(found))
         files={"app.conf": _plain(visible[1]), "app.schema": schema(visible[0])},
         solution=write_file(script, program),
         checks=[
-            run_case(
-                f"python3 {script} c s",
-                files={"c": _plain(settings), "s": schema(rules)},
-                stdout=lines(found),
-                exit=1,
+            *run_case(
+                f"python3 {script} c s", files={"c": _plain(settings), "s": schema(rules)}, stdout=lines(found), exit=1
             ),
-            run_case(f"python3 {script} c s", files={"c": _plain(fine), "s": schema(rules)}, stdout=""),
+            *run_case(f"python3 {script} c s", files={"c": _plain(fine), "s": schema(rules)}, stdout=""),
         ],
     )
 
@@ -398,13 +384,7 @@ for key, value in sorted(load(sys.argv[1]).items()):
         f"by key, without {base} and removed ones. It is run on other files too, from other folders.",
         files=under("conf", visible[0]),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"python3 {script} h/{last}",
-                files=under("h", files),
-                stdout=lines(found),
-            )
-        ],
+        checks=run_case(f"python3 {script} h/{last}", files=under("h", files), stdout=lines(found)),
     )
 
 
@@ -461,13 +441,11 @@ open(path, "w").write("\\n".join(text) + "\\n")
         "the end of the file. It is run on other files too; do not change app.ini.",
         files={"app.ini": _ini(visible[0], comments=visible[1])},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {hidden}",
-                files={hidden: driver, "other.ini": _ini(sections, comments=comments)},
-                then=[file_case("other.ini", _ini(after, comments=comments))],
-            )
-        ],
+        checks=run_case(
+            f"bash {hidden}",
+            files={hidden: driver, "other.ini": _ini(sections, comments=comments)},
+            then=file_case("other.ini", _ini(after, comments=comments)),
+        ),
     )
 
 

@@ -46,7 +46,7 @@ def _set_mode(draw: Draw) -> DrawnTask:
         files=_files([path], draw),
         setup=f"chmod {before} {path}\n",
         solution=f"chmod {mode} {path}\n",
-        checks=[modes_case({path: mode})],
+        checks=modes_case({path: mode}),
     )
 
 
@@ -65,7 +65,7 @@ def _change_bit(draw: Draw) -> DrawnTask:
         files=_files([path], draw),
         setup=f"chmod {before} {path}\n",
         solution=f"chmod {letter}{'+' if is_given else '-'}{sign} {path}\n",
-        checks=[modes_case({path: "".join(map(str, digits)).lstrip("0") or "0"})],
+        checks=modes_case({path: "".join(map(str, digits)).lstrip("0") or "0"}),
     )
 
 
@@ -79,7 +79,7 @@ def _read_mode(draw: Draw) -> DrawnTask:
         files=_files([path], draw),
         setup=f"chmod {mode} {path}\n",
         solution=f"stat -c %a {path} > {out}\n",
-        checks=[file_case(out, mode, "words")],
+        checks=file_case(out, mode, "words"),
     )
 
 
@@ -98,7 +98,7 @@ def _whole_tree(draw: Draw) -> DrawnTask:
         setup=_chmod(dict.fromkeys(paths, "666")) + _chmod(dict.fromkeys(sorted(folders), "777")),
         solution=f"find {root} -type f -exec chmod {of_files} {{}} +\nfind {root} -type d -exec chmod {of_folders} "
         "{} +\n",
-        checks=[modes_case(modes)],
+        checks=modes_case(modes),
     )
 
 
@@ -122,7 +122,7 @@ def _by_suffix(draw: Draw) -> DrawnTask:
         files=_files(before, draw),
         setup=_chmod(before),
         solution=f"find {root} -type f -name '*.{suffix}' -exec chmod {change} {{}} +\n",
-        checks=[modes_case(modes)],
+        checks=modes_case(modes),
     )
 
 
@@ -144,7 +144,7 @@ def _count_bit(draw: Draw) -> DrawnTask:
         files=_files(modes, draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm -{value * 8 ** (2 - at):03o} | wc -l > {out}\n",
-        checks=[file_case(out, str(count), "words")],
+        checks=file_case(out, str(count), "words"),
     )
 
 
@@ -166,7 +166,7 @@ def _from_list(draw: Draw) -> DrawnTask:
         setup=_chmod(before),
         solution=f'cd {root}\nwhile read -r {"path mode" if flipped else "mode path"}; do chmod "$mode" "$path"; done '
         f"< ../{listing}\n",
-        checks=[modes_case({**before, **under(root, wanted)})],
+        checks=modes_case({**before, **under(root, wanted)}),
     )
 
 
@@ -193,7 +193,7 @@ def _protect(draw: Draw) -> DrawnTask:
         setup=_chmod(before),
         solution=f"grep -rlF '{mark}' {root} | while read -r path; do chmod {'o=' if keep_group else 'go='} "
         f'"$path"; done\n',
-        checks=[modes_case({**before, **modes})],
+        checks=modes_case({**before, **modes}),
     )
 
 
@@ -215,7 +215,7 @@ def _list_bit(draw: Draw) -> DrawnTask:
         files=_files(modes, draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm {option} -printf '%p %m\\n' | LC_ALL=C sort > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -255,17 +255,15 @@ BEGIN { while ((getline line < policy) > 0) { split(line, part, " "); want[part[
         },
         setup=_chmod(under("tree", now)),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} other rules",
-                files={
-                    **_files(under("other", then), draw),
-                    "rules": lines(f"{suffix} {mode}" for suffix, mode in policy_then.items()),
-                },
-                modes=under("other", then),
-                stdout=lines(found),
-            )
-        ],
+        checks=run_case(
+            f"bash {script} other rules",
+            files={
+                **_files(under("other", then), draw),
+                "rules": lines(f"{suffix} {mode}" for suffix, mode in policy_then.items()),
+            },
+            modes=under("other", then),
+            stdout=lines(found),
+        ),
     )
 
 
@@ -300,15 +298,13 @@ done
         files=_files({**under(first, visible[0]), **under(second, visible[1])}, draw),
         setup=_chmod(under(first, visible[0])),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} from to",
-                files=_files({**under("from", source), **under("to", target)}, draw),
-                modes={**under("from", source), **under("to", target)},
-                stdout=lines(missing),
-                then=[modes_case({**under("from", source), **under("to", result)})],
-            )
-        ],
+        checks=run_case(
+            f"bash {script} from to",
+            files=_files({**under("from", source), **under("to", target)}, draw),
+            modes={**under("from", source), **under("to", target)},
+            stdout=lines(missing),
+            then=modes_case({**under("from", source), **under("to", result)}),
+        ),
     )
 
 
@@ -354,16 +350,14 @@ for parent, _, names in os.walk(sys.argv[1]):
             "rules.txt": lines(f"{mode} {pattern}" for pattern, mode in rules_now),
         },
         solution=write_file(name, program),
-        checks=[
-            run_case(
-                f"python3 {name} files policy",
-                files={
-                    **_files(modes, draw),
-                    "policy": lines(f"{mode} {pattern}" for pattern, mode in rules_then),
-                },
-                then=[modes_case(modes)],
-            )
-        ],
+        checks=run_case(
+            f"python3 {name} files policy",
+            files={
+                **_files(modes, draw),
+                "policy": lines(f"{mode} {pattern}" for pattern, mode in rules_then),
+            },
+            then=modes_case(modes),
+        ),
     )
 
 
@@ -376,11 +370,8 @@ def _access(draw: Draw) -> DrawnTask:
         members = {group: draw.some(users, draw.number(1, 3)) for group in groups}
         user, listing, found = draw.one(users), [], []
         for path in _paths(draw, 20, 30):
-            mode, owner, group = (
-                f"{draw.number(0, 7)}{draw.number(0, 7)}{draw.number(0, 7)}",
-                draw.one(users),
-                draw.one(groups),
-            )
+            mode = f"{draw.number(0, 7)}{draw.number(0, 7)}{draw.number(0, 7)}"
+            owner, group = draw.one(users), draw.one(groups)
             if draw.chance(0.3):
                 owner = user
             listing.append(f"{mode} {owner} {group} {path}")
@@ -412,7 +403,7 @@ awk -v user="$3" 'NR == FNR {{
         "users too.",
         files={"files.txt": visible[0], "groups.txt": visible[1]},
         solution=write_file(script, program),
-        checks=[run_case(f"bash {script} l g {user}", files={"l": listing, "g": groups}, stdout=lines(found))],
+        checks=run_case(f"bash {script} l g {user}", files={"l": listing, "g": groups}, stdout=lines(found)),
     )
 
 

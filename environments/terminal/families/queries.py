@@ -58,7 +58,7 @@ def _lookup_csv(draw: Draw) -> DrawnTask:
         ),
         files={data: _csv(("id", "name", group, field), rows)},
         solution=f"awk -F, '${column} == \"{value}\" {{ print $4 }}' {data} > {out}\n",
-        checks=[file_case(out, str(row[3]), "words")],
+        checks=file_case(out, str(row[3]), "words"),
     )
 
 
@@ -75,7 +75,7 @@ def _lookup_json(draw: Draw) -> DrawnTask:
         ),
         files={data: json.dumps(tree, indent=2) + "\n"},
         solution=f'python3 -c \'import json; print(json.load(open("{data}"))["{first}"]["{second}"])\' > {out}\n',
-        checks=[file_case(out, str(tree[first][second]), "words")],
+        checks=file_case(out, str(tree[first][second]), "words"),
     )
 
 
@@ -88,7 +88,7 @@ def _column_csv(draw: Draw) -> DrawnTask:
         "and without the header.",
         files={data: _csv(("id", "name", group, field), rows)},
         solution=f"tail -n +2 {data} | cut -d, -f{column + 1} > {out}\n",
-        checks=[file_case(out, lines(row[column] for row in rows))],
+        checks=file_case(out, lines(row[column] for row in rows)),
     )
 
 
@@ -109,7 +109,7 @@ def _sum_csv(draw: Draw) -> DrawnTask:
         f"rows with {condition} to {out}.",
         files={data: _csv(("id", "name", group, field), rows, delimiter)},
         solution=f"awk -F'{delimiter}' 'NR > 1 && {test} {{ total += $4 }} END {{ print total + 0 }}' {data} > {out}\n",
-        checks=[file_case(out, str(sum(row[3] for row in found)), "words")],
+        checks=file_case(out, str(sum(row[3] for row in found)), "words"),
     )
 
 
@@ -131,7 +131,7 @@ rows = [row for row in json.load(open("{data}")) if row["{group}"] == "{key}"]
 found = [row["name"] for row in rows if row["{field}"] {">" if is_above else "<="} {least}]
 open("{out}", "w").write("\\n".join(sorted(found)) + "\\n")
 """),
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -158,7 +158,7 @@ import sqlite3
 value, = sqlite3.connect("{path}").execute("select {expression} from {table} where {group} = '{key}'").fetchone()
 open("{out}", "w").write(f"{{value}}\\n")
 """),
-        checks=[file_case(out, str(value), "words")],
+        checks=file_case(out, str(value), "words"),
     )
 
 
@@ -190,7 +190,7 @@ with open("{out}", "w") as file:
     for key in sorted(totals, key=lambda key: ({"-totals[key], " if by_total else ""}key)):
         print(key, rows[key], totals[key], sep=",", file=file)
 """),
-        checks=[file_case(out, _csv((group, "rows", "total"), [(key, counts[key], totals[key]) for key in order]))],
+        checks=file_case(out, _csv((group, "rows", "total"), [(key, counts[key], totals[key]) for key in order])),
     )
 
 
@@ -213,7 +213,7 @@ for row in csv.DictReader(open("{source}.csv")):
     found.setdefault(row["{group}"], {{}})[row["name"]] = int(row["{field}"])
 json.dump(found, open("{out}", "w"))
 """),
-            checks=[file_case(out, json.dumps(nested), "json")],
+            checks=file_case(out, json.dumps(nested), "json"),
         )
     objects = [{"id": row[0], "name": row[1], group: row[2], field: row[3]} for row in rows]
     return DrawnTask(
@@ -227,7 +227,7 @@ for row in rows:
     row.update(id=int(row["id"]), {field}=int(row["{field}"]))
 json.dump(rows, open("{out}", "w"))
 """),
-        checks=[file_case(out, json.dumps(objects), "json")],
+        checks=file_case(out, json.dumps(objects), "json"),
     )
 
 
@@ -275,7 +275,7 @@ import sqlite3
 rows = sqlite3.connect("{path}").execute("{query.format(items, orders, field)}").fetchall()
 open("{out}", "w").write("".join(f"{{row[0]}}\\n" for row in rows))
 """),
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -316,7 +316,7 @@ with sqlite3.connect("{path}") as database:
     database.execute("create table {table} (id INTEGER, name TEXT, {group} TEXT, cents INTEGER)")
     database.executemany("insert into {table} values (?, ?, ?, ?)", rows)
 """),
-        checks=[rows_case(path, f"select id, name, {group}, cents from {table} order by id", sorted(rows))],
+        checks=rows_case(path, f"select id, name, {group}, cents from {table} order by id", sorted(rows)),
     )
 
 
@@ -366,7 +366,7 @@ for name in sorted(totals, key=lambda name: (-totals[name], name)):
         "total, the largest first, and then by name. It is run on other orders too.",
         files={"orders.jsonl": lines(json.dumps(order) for order in visible)},
         solution=write_file(name, program),
-        checks=[run_case(f"python3 {name}", stdin=lines(json.dumps(order) for order in hidden), stdout=lines(found))],
+        checks=run_case(f"python3 {name}", stdin=lines(json.dumps(order) for order in hidden), stdout=lines(found)),
     )
 
 
@@ -422,13 +422,11 @@ writer.writerow(["total", *sums, sum(sums)])
         "It is run on other files with these columns too.",
         files={"data.csv": _csv(("date", group, field), visible)},
         solution=write_file(name, program),
-        checks=[
-            run_case(
-                f"python3 {name} in.csv",
-                files={"in.csv": _csv(("date", group, field), hidden)},
-                stdout=_csv((group, *months, "total"), table),
-            )
-        ],
+        checks=run_case(
+            f"python3 {name} in.csv",
+            files={"in.csv": _csv(("date", group, field), hidden)},
+            stdout=_csv((group, *months, "total"), table),
+        ),
     )
 
 
@@ -515,18 +513,16 @@ print("skipped", skipped)
         },
         setup=_database("data.db", {table: columns}),
         solution=write_file(name, program),
-        checks=[
-            run_case(
-                f"bash {hidden_name}",
-                files={
-                    hidden_name: f"{make}python3 {name} other.db other.jsonl\n",
-                    f"{table}.csv": _csv(header, hidden[0]),
-                    "other.jsonl": lines(json.dumps(change) for change in hidden[1]),
-                },
-                stdout=f"skipped {skipped}",
-                then=[rows_case("other.db", f"select id, name, {group}, {field} from {table} order by id", result)],  # type: ignore[arg-type]
-            )
-        ],
+        checks=run_case(
+            f"bash {hidden_name}",
+            files={
+                hidden_name: f"{make}python3 {name} other.db other.jsonl\n",
+                f"{table}.csv": _csv(header, hidden[0]),
+                "other.jsonl": lines(json.dumps(change) for change in hidden[1]),
+            },
+            stdout=f"skipped {skipped}",
+            then=rows_case("other.db", f"select id, name, {group}, {field} from {table} order by id", result),  # type: ignore[arg-type]
+        ),
     )
 
 

@@ -28,7 +28,7 @@ def _count_lines(draw: Draw) -> DrawnTask:
         ),
         files={data: lines(text)},
         solution=f"wc {option} < {data} > {out}\n",
-        checks=[file_case(out, str(count), "words")],
+        checks=file_case(out, str(count), "words"),
     )
 
 
@@ -42,7 +42,7 @@ def _one_line(draw: Draw) -> DrawnTask:
         ),
         files={data: lines(text)},
         solution=f"sed -n {number}p {data} > {out}\n",
-        checks=[file_case(out, text[number - 1])],
+        checks=file_case(out, text[number - 1]),
     )
 
 
@@ -62,7 +62,7 @@ def _some_lines(draw: Draw) -> DrawnTask:
         instruction=draw.saying(f"Write {what} to {out}.", f"Write {what} to the file {out}."),
         files={data: lines(text)},
         solution=f"{command} {data} > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -83,7 +83,7 @@ def _matching(draw: Draw) -> DrawnTask:
         instruction=instruction,
         files={data: lines(text)},
         solution=f"grep {option}{word} {data} > {out}\n",
-        checks=[check],
+        checks=check,
     )
 
 
@@ -99,7 +99,7 @@ def _column(draw: Draw) -> DrawnTask:
         + (f"line to {out}, sorted by bytes (LC_ALL=C) and without duplicates." if unique else f"line to {out}."),
         files={data: lines(separator.join(row) for row in rows)},
         solution=f"cut -d'{separator}' -f{column} {data}{' | LC_ALL=C sort -u' if unique else ''} > {out}\n",
-        checks=[file_case(out, lines(sorted(set(found)) if unique else found))],
+        checks=file_case(out, lines(sorted(set(found)) if unique else found)),
     )
 
 
@@ -122,7 +122,7 @@ def _replace(draw: Draw) -> DrawnTask:
         ),
         files={data: lines(text)},
         solution=f"sed -i 's/{pattern}/{new}/g' {data}\n",
-        checks=[file_case(data, lines(replaced))],
+        checks=file_case(data, lines(replaced)),
     )
 
 
@@ -137,7 +137,7 @@ def _frequent(draw: Draw) -> DrawnTask:
         files={data: lines(text)},
         solution=f"tr -s ' ' '\\n' < {data} | LC_ALL=C sort | uniq -c | LC_ALL=C sort -k1,1nr -k2,2 | head -n {top} | "
         f"awk '{{print $1, $2}}' > {out}\n",
-        checks=[file_case(out, lines(f"{count} {word}" for word, count in counts))],
+        checks=file_case(out, lines(f"{count} {word}" for word, count in counts)),
     )
 
 
@@ -153,7 +153,7 @@ def _difference(draw: Draw) -> DrawnTask:
         f"in the order of {left}.list.",
         files={f"{left}.list": lines(first), f"{right}.list": lines(second)},
         solution=f"grep -Fx{'' if common else 'v'} -f {right}.list {left}.list > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -169,7 +169,7 @@ def _distinct(draw: Draw) -> DrawnTask:
         + ".",
         files={data: lines(text)},
         solution=f"sed 's/ *$//' {data} | awk '!seen[$0]++ {{print ++n \": \" $0}}' > {out}\n",
-        checks=[file_case(out, lines(f"{number}: {line}" for number, line in enumerate(found, 1)))],
+        checks=file_case(out, lines(f"{number}: {line}" for number, line in enumerate(found, 1))),
     )
 
 
@@ -206,13 +206,11 @@ awk -v RS= -F'\\n' 'BEGIN {{ print "{mark.join(keys)}" }} {{
         f"missing value is printed as -. It is run as `bash {script} FILE`, also on other files.",
         files={"records.txt": text(visible)},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} hidden.txt",
-                files={"hidden.txt": text(hidden)},
-                stdout=lines(mark.join(row) for row in table),
-            )
-        ],
+        checks=run_case(
+            f"bash {script} hidden.txt",
+            files={"hidden.txt": text(hidden)},
+            stdout=lines(mark.join(row) for row in table),
+        ),
     )
 
 
@@ -248,13 +246,9 @@ END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_
         "files.",
         files=files(*visible),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script}",
-                files=files(*hidden),
-                stdout=lines(f"{name} {totals[name]}" for name in sorted(totals)),
-            )
-        ],
+        checks=run_case(
+            f"bash {script}", files=files(*hidden), stdout=lines(f"{name} {totals[name]}" for name in sorted(totals))
+        ),
     )
 
 
@@ -300,13 +294,11 @@ END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[wor
         "Sort the index by word.",
         files=visible,
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} t.txt s.txt",
-                files={"t.txt": hidden["book.txt"], "s.txt": hidden[stop]},
-                stdout=lines(index),
-            )
-        ],
+        checks=run_case(
+            f"bash {script} t.txt s.txt",
+            files={"t.txt": hidden["book.txt"], "s.txt": hidden[stop]},
+            stdout=lines(index),
+        ),
     )
 
 
@@ -345,13 +337,9 @@ kind[FNR] == "a" { print text[FNR] }' "$2" "$1"
         "edits are in any order; no two of them have the same N.",
         files={"text.txt": lines(visible[0]), "edits.txt": lines(visible[1])},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} in ed",
-                files={"in": lines(hidden[0]), "ed": lines(hidden[1])},
-                stdout=lines(hidden[2]),
-            )
-        ],
+        checks=run_case(
+            f"bash {script} in ed", files={"in": lines(hidden[0]), "ed": lines(hidden[1])}, stdout=lines(hidden[2])
+        ),
     )
 
 

@@ -29,7 +29,7 @@ def _make_folder(draw: Draw) -> DrawnTask:
         return DrawnTask(
             instruction=draw.saying(f"Create the folder {first}/{below}.", f"Make a folder {first}/{below}."),
             solution=f"mkdir -p {first}/{below}\n",
-            checks=[tree_case(first, {below: None})],
+            checks=tree_case(first, {below: None}),
         )
     name = f"{draw.word()}{draw.number(1, 99)}.{draw.one(_SUFFIXES)}"
     return DrawnTask(
@@ -39,7 +39,7 @@ def _make_folder(draw: Draw) -> DrawnTask:
         ),
         setup=f"mkdir {first}\n",
         solution=f"touch {first}/{name}\n",
-        checks=[tree_case(first, {name: ""})],
+        checks=tree_case(first, {name: ""}),
     )
 
 
@@ -62,7 +62,7 @@ def _one_file(draw: Draw) -> DrawnTask:
         instruction=f"{verb} the file {folder}/{path}{' to' if to else ''}{to}.",
         files=under(folder, files),
         solution=f"{command} {folder}/{path}{to}\n",
-        checks=[tree_case(folder, after)],
+        checks=tree_case(folder, after),
     )
 
 
@@ -79,7 +79,7 @@ def _count_files(draw: Draw) -> DrawnTask:
         ),
         files=under(folder, files),
         solution=f"find {folder} -type f -name '*.{suffix}' | wc -l > {out}\n",
-        checks=[file_case(out, str(count), "words")],
+        checks=file_case(out, str(count), "words"),
     )
 
 
@@ -99,9 +99,9 @@ def _collect(draw: Draw) -> DrawnTask:
         files=under(folder, files),
         solution=f"mkdir {target}\nfind {folder} -name '*.{suffixes[0]}' -exec {command} {{}} {target}/ \\;\n",
         checks=[
-            tree_case(target, {PurePosixPath(path).name: content for path, content in found.items()}),
-            *(file_case(path, content, "exact") for path, content in under(folder, rest).items()),
-            *(absent_case(f"{folder}/{path}") for path in found if not copies),
+            *tree_case(target, {PurePosixPath(path).name: content for path, content in found.items()}),
+            *(case for path, text in under(folder, rest).items() for case in file_case(path, text, "exact")),
+            *absent_case(*(f"{folder}/{path}" for path in found if not copies)),
         ],
     )
 
@@ -118,7 +118,7 @@ def _extreme(draw: Draw) -> DrawnTask:
         files=under(folder, files),
         solution=f"find {folder} -type f -printf '%s %p\\n' | sort -{'r' if is_largest else ''}n | head -n 1 | cut -d' "
         f"' -f2 > {out}\n",
-        checks=[file_case(out, f"{folder}/{path}")],
+        checks=file_case(out, f"{folder}/{path}"),
     )
 
 
@@ -148,7 +148,7 @@ def _rename(draw: Draw) -> DrawnTask:
   mv "$path" "$(dirname "$path")/{prefix}$name.{new}"
 done
 """,
-        checks=[tree_case(folder, {renamed(path): content for path, content in files.items()})],
+        checks=tree_case(folder, {renamed(path): content for path, content in files.items()}),
     )
 
 
@@ -165,7 +165,7 @@ def _clean(draw: Draw) -> DrawnTask:
         files=under(folder, {**kept, **lost}),
         setup=f"mkdir -p {folder}/{empty[2]}/{empty[3]}\n",
         solution=f"find {folder} -type f -name '*{mark}' -delete\nfind {folder} -mindepth 1 -type d -empty -delete\n",
-        checks=[tree_case(folder, dict(kept))],
+        checks=tree_case(folder, dict(kept)),
     )
 
 
@@ -178,7 +178,7 @@ def _large(draw: Draw) -> DrawnTask:
         f"than {limit} bytes. PATH starts with {folder}/, SIZE is in bytes. Sort the lines by bytes (LC_ALL=C sort).",
         files=under(folder, files),
         solution=f"find {folder} -type f -size +{limit}c -printf '%p %s\\n' | LC_ALL=C sort > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -199,15 +199,10 @@ find {folder} -type f -name '*.{suffix}' | while read -r path; do
   ln -s "../$path" "{target}/$(basename "$path" .{suffix})"
 done
 """,
-        checks=[
-            tree_case(
-                target,
-                {
-                    PurePosixPath(path).name.removesuffix(f".{suffix}"): {"link": f"../{folder}/{path}"}
-                    for path in found
-                },
-            )
-        ],
+        checks=tree_case(
+            target,
+            {PurePosixPath(path).name.removesuffix(f".{suffix}"): {"link": f"../{folder}/{path}"} for path in found},
+        ),
     )
 
 
@@ -249,14 +244,12 @@ done
         f"run as `bash {script}` in a copy of this folder in which {source} has other files; do not run it here.",
         files=under(source, visible),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script}",
-                remove=[source, target],
-                files=under(source, hidden),
-                then=[tree_case(target, sorted_in(hidden)), tree_case(source, {})],
-            )
-        ],
+        checks=run_case(
+            f"bash {script}",
+            remove=[source, target],
+            files=under(source, hidden),
+            then=[*tree_case(target, sorted_in(hidden)), *tree_case(source, {})],
+        ),
     )
 
 
@@ -289,7 +282,7 @@ END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
         f"spaces. The script is run on other folders too; {folder} is an example.",
         files=under(folder, visible),
         solution=write_file(script, program),
-        checks=[run_case(f"bash {script} hidden-files", files=under("hidden-files", hidden), stdout=lines(found))],
+        checks=run_case(f"bash {script} hidden-files", files=under("hidden-files", hidden), stdout=lines(found)),
     )
 
 
@@ -338,14 +331,12 @@ shutil.copytree(source, target)
         "relative to the folders, sorted by PATH.",
         files={**under("first", visible[0]), **under("second", visible[1])},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"python3 {script} h1 h2",
-                files={**under("h1", source), **under("h2", target)},
-                stdout=lines(f"{kind} {path}" for path, kind in sorted(changes)),
-                then=[tree_case("h1", dict(source)), tree_case("h2", dict(source))],
-            )
-        ],
+        checks=run_case(
+            f"python3 {script} h1 h2",
+            files={**under("h1", source), **under("h2", target)},
+            stdout=lines(f"{kind} {path}" for path, kind in sorted(changes)),
+            then=[*tree_case("h1", dict(source)), *tree_case("h2", dict(source))],
+        ),
     )
 
 
@@ -387,13 +378,11 @@ done
         f"NAME{mark}3.SUFFIX, and so on. Paths may have spaces. FROM stays as it is.",
         files=under(folder, visible),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} from to",
-                files=under("from", hidden),
-                then=[tree_case("to", flat), tree_case("from", dict(hidden))],
-            )
-        ],
+        checks=run_case(
+            f"bash {script} from to",
+            files=under("from", hidden),
+            then=[*tree_case("to", flat), *tree_case("from", dict(hidden))],
+        ),
     )
 
 
