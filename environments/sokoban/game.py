@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from envkit.errors import OptionError
 
 from ..boards.env import BoardEnv
-from ..boards.episode_params import Rewards
-from ..boards.game import BoardGame, BoardOptions, Level
+from ..boards.game import BoardGame, BoardOptions, Level, Rewards
 from ..boards.vector import BoardVectorEnv
 from ..options import check_choice, check_integer, check_path, check_range
 from .files import read_levels
