@@ -45,15 +45,15 @@ def _extract(archive: str, folder: str) -> str:
 
 
 def _unpack(draw: Draw) -> DrawnTask:
-    archive, folder = f"{draw.word()}.{draw.one(('tar', 'tar.gz', 'tar.gz', 'zip'))}", draw.word()
+    archive, folder = f"{draw.word()}.{draw.either('tar', 'tar.gz', 'tar.gz', 'zip')}", draw.word()
     members = _members(draw, 3, 9)
     here = draw.chance(0.4)
     if here:
         members = under(folder, members)
     return DrawnTask(
-        instruction=draw.saying(f"Extract {archive} here.", f"Unpack {archive} in the current folder.")
+        instruction=draw.either(f"Extract {archive} here.", f"Unpack {archive} in the current folder.")
         if here
-        else draw.saying(
+        else draw.either(
             f"Extract {archive} into the new folder {folder}.",
             f"Create the folder {folder} and unpack {archive} into it.",
         ),
@@ -70,7 +70,7 @@ def _create(draw: Draw) -> DrawnTask:
     folder, name, format = draw.word(), draw.word(), draw.one(_FORMATS[:2])
     members = under(folder, _members(draw, 3, 9))
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Pack the folder {folder} into {name}.{format}.",
             f"Create the archive {name}.{format} with the folder {folder} and its files.",
         ),
@@ -218,7 +218,7 @@ def _nested(draw: Draw) -> DrawnTask:
 
 def _compare(draw: Draw) -> DrawnTask:
     program_name = f"{draw.word()}.py"
-    added, changed, removed = draw.one((("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted")))
+    added, changed, removed = draw.either(("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"))
 
     def pair() -> tuple[dict[str, str], dict[str, str]]:
         old = _members(draw, 10, 16)

@@ -15,7 +15,7 @@ Sections = dict[str, dict[str, str]]
 def _settings(draw: Draw, count: int) -> dict[str, str]:
     """Return settings whose values are numbers, words and booleans."""
     found = {key: str(draw.number(1, 9000)) for key in draw.some(_KEYS, count)}
-    found[draw.one(_FLAGS)] = draw.one(("true", "false"))
+    found[draw.one(_FLAGS)] = draw.either("true", "false")
     found["host"] = f"{draw.word()}.example.com"
     return {key: found[key] for key in draw.some(sorted(found), len(found))}
 
@@ -42,7 +42,7 @@ def _set_value(draw: Draw) -> DrawnTask:
     key = draw.one([key for key in settings if key in _KEYS])
     value = draw.number(9001, 99999)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Set {key} to {value} in {path}. Change nothing else.",
             f"Change the value of {key} in {path} to {value}, and nothing else.",
         ),
@@ -56,7 +56,7 @@ def _get_value(draw: Draw) -> DrawnTask:
     path, out, settings = f"{draw.word()}.conf", draw.output(), _settings(draw, draw.number(3, 7))
     key = draw.one([key for key in settings if key not in _FLAGS])
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the value of {key} in {path} to {out}.",
             f"Which value does {key} have in {path}? Write only the value to {out}.",
         ),
@@ -151,7 +151,7 @@ def _override(draw: Draw) -> DrawnTask:
     for _ in range(3):
         text.insert(
             draw.number(0, len(text)),
-            draw.one(("", f"# {draw.sentence()}", f"# {draw.one(_KEYS)} = {draw.number(1, 99)}")),
+            draw.either("", f"# {draw.sentence()}", f"# {draw.one(_KEYS)} = {draw.number(1, 99)}"),
         )
     return DrawnTask(
         instruction=f"Merge {first} and {second} into {out}: it has each setting once, as a line KEY = VALUE, sorted "
@@ -211,12 +211,12 @@ def _repair_json(draw: Draw) -> DrawnTask:
 
 
 def _template(draw: Draw) -> DrawnTask:
-    script, (left, right) = draw.script("py"), draw.one((("{{", "}}"), ("@", "@"), ("%(", ")"), ("<", ">")))
+    script, (left, right) = draw.script("py"), draw.either(("{{", "}}"), ("@", "@"), ("%(", ")"), ("<", ">"))
 
     def example() -> tuple[str, dict[str, str], list[str]]:
         names = [word.upper() for word in draw.words(8)]
         values = {
-            name: str(draw.one((draw.word(), draw.number(1, 9999), f"/{draw.word()}/{draw.word()}")))
+            name: str(draw.either(draw.word(), draw.number(1, 9999), f"/{draw.word()}/{draw.word()}"))
             for name in names[:6]
         }
         text, used = list[str](), set[str]()
@@ -263,8 +263,8 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
 
 def _validate(draw: Draw) -> DrawnTask:
     script = draw.script("py")
-    missing, unknown, invalid = draw.one(
-        (("missing", "unknown", "invalid"), ("absent", "extra", "wrong"), ("M", "U", "I"))
+    missing, unknown, invalid = draw.either(
+        ("missing", "unknown", "invalid"), ("absent", "extra", "wrong"), ("M", "U", "I")
     )
 
     def example() -> tuple[dict[str, tuple[int, int]], dict[str, str], list[str]]:
@@ -277,16 +277,14 @@ def _validate(draw: Draw) -> DrawnTask:
             if draw.chance(0.2):
                 found.append(f"{key} {missing}")
                 continue
-            value = draw.one(
-                (
-                    str(draw.number(low, high)),
-                    str(draw.number(low, high)),
-                    str(low),
-                    str(high),
-                    str(high + 1),
-                    draw.word(),
-                    str(low - draw.number(1, 9)),
-                )
+            value = draw.either(
+                str(draw.number(low, high)),
+                str(draw.number(low, high)),
+                str(low),
+                str(high),
+                str(high + 1),
+                draw.word(),
+                str(low - draw.number(1, 9)),
             )
             settings[key] = value
             if not value.lstrip("-").isdigit() or not low <= int(value) <= high:
@@ -339,7 +337,7 @@ sys.exit(bool(found))
 
 
 def _layers(draw: Draw) -> DrawnTask:
-    script, word, base = draw.script("py"), draw.one(("unset", "delete", "none", "null")), draw.word()
+    script, word, base = draw.script("py"), draw.either("unset", "delete", "none", "null"), draw.word()
 
     def example() -> tuple[dict[str, str], str, list[str]]:
         names = draw.words(4)

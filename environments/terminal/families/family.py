@@ -88,6 +88,9 @@ class Draw:
     def one(self, items: Sequence[T]) -> T:
         return items[int(self._random() * len(items))]
 
+    def either(self, *items: T) -> T:
+        return self.one(items)
+
     def some(self, items: Sequence[T], count: int) -> list[T]:
         """Return `count` different items in random order."""
         rest = list(items)
@@ -107,15 +110,11 @@ class Draw:
 
     def output(self, suffix: str = ".txt") -> str:
         """Return a name for a file that the agent has to write."""
-        return self.one(("answer", "result", "output", "report", "summary", f"{self.word()}-{self.word()}")) + suffix
+        return self.either("answer", "result", "output", "report", "summary", f"{self.word()}-{self.word()}") + suffix
 
     def script(self, suffix: str) -> str:
         """Return a name for a program that the agent has to write."""
         return f"{self.word()}-{self.word()}.{suffix}"
-
-    def saying(self, *texts: str) -> str:
-        """Return one of several texts with the same meaning."""
-        return self.one(texts)
 
 
 def file_case(path: str, content: JSON, form: Form = "lines") -> list[Case]:

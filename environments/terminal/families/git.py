@@ -73,7 +73,7 @@ def _commit_file(draw: Draw) -> DrawnTask:
     repository, (subjects, changes) = draw.word(), _history(draw, 2)
     name, text, subject = f"{draw.word()}.md", _text(draw, 1, 3), _subjects(draw, 1)[0]
     return _task(
-        draw.saying(
+        draw.either(
             f'In the git repository {repository}, commit the new file {name} with the message "{subject}".',
             f'Add {name} to the git repository {repository} and commit it. The commit message is "{subject}".',
         ),
@@ -91,7 +91,7 @@ def _name_commit(draw: Draw) -> DrawnTask:
     )
     kind = "tag" if is_tag else "branch"
     return _task(
-        draw.saying(
+        draw.either(
             f"Create the {kind} {name} in the git repository {repository}, at the current commit.",
             f"The git repository {repository} needs a {kind} {name} at its current commit.",
         ),
@@ -105,10 +105,10 @@ def _last_subject(draw: Draw) -> DrawnTask:
     repository, out, (subjects, changes) = draw.word(), draw.output(), _history(draw, draw.number(3, 5))
     person, host = draw.one(_PEOPLE), draw.word()
     email = f"{person.lower()}{draw.number(1, 99)}@{host}.example.com"
-    what, format, answer = draw.one((("message", "%s", subjects[-1]), ("author's e-mail address", "%ae", email)))
+    what, format, answer = draw.either(("message", "%s", subjects[-1]), ("author's e-mail address", "%ae", email))
     setup = _made(repository, subjects, changes) + f"git commit -q --amend --no-edit --author '{person} <{email}>'\n"
     return _task(
-        draw.saying(
+        draw.either(
             f"Write the {what} of the last commit of the git repository {repository} to {out}.",
             f"What is the {what} of the newest commit in {repository}? Write it to {out}.",
         ),
@@ -299,7 +299,7 @@ def _conflict(draw: Draw) -> DrawnTask:
     for key in draw.some(keys, 4):
         ours[key] += draw.number(1, 400)
         theirs[key] += draw.number(401, 900)
-    prefers = draw.one(("larger", "smaller", branch, "main"))
+    prefers = draw.either("larger", "smaller", branch, "main")
     merged = {
         key: {"larger": max, "smaller": min}[prefers](ours[key], theirs[key])
         if prefers in ("larger", "smaller")
@@ -339,7 +339,7 @@ def _conflict(draw: Draw) -> DrawnTask:
 
 def _purge(draw: Draw) -> DrawnTask:
     repository, (subjects, changes) = draw.word(), _history(draw, draw.number(5, 7))
-    secret, at = f"{draw.word()}.{draw.one(('key', 'pem', 'env'))}", draw.number(1, 3)
+    secret, at = f"{draw.word()}.{draw.either('key', 'pem', 'env')}", draw.number(1, 3)
     changes[at] = {**changes[at], secret: f"{draw.word()}{draw.number(1000, 9999)}\n"}
     is_deleted = draw.chance(0.5)
     deletes = "delete the secret"

@@ -50,13 +50,13 @@ def _application(entries: Sequence[_Entry], month: str) -> str:
 
 def _requests(draw: Draw, low: int, high: int) -> list[_Request]:
     addresses = [f"10.{draw.number(0, 255)}.{draw.number(0, 255)}.{draw.number(1, 254)}" for _ in range(12)]
-    paths = [f"/{draw.word()}{draw.one(('', '.html', '/' + draw.word(), '/index'))}" for _ in range(8)]
+    paths = [f"/{draw.word()}{draw.either('', '.html', '/' + draw.word(), '/index')}" for _ in range(8)]
     seconds = sorted(draw.number(0, 86399) for _ in range(draw.number(low, high)))
     return [
         _Request(
             addresses[draw.number(0, draw.number(2, 11))],
             second,
-            draw.one(("GET", "GET", "POST", "PUT")),
+            draw.either("GET", "GET", "POST", "PUT"),
             paths[draw.number(0, draw.number(2, 7))],
             draw.one(_STATUSES),
             draw.number(100, 9999),
@@ -90,7 +90,7 @@ def _level(draw: Draw) -> DrawnTask:
     found = [entry for entry in entries if entry.level == level]
     counts = draw.chance(0.6)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the number of lines with the level {level} in {log} to {out}.",
             f"How many lines of {log} contain {level}? Write the number to {out}.",
         )
@@ -107,7 +107,7 @@ def _at_time(draw: Draw) -> DrawnTask:
     entries = _entries(draw, 20, 80)
     entry = draw.one(entries)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the line of {log} with the time {entry.clock} to {out}.",
             f"Which line of {log} has the time {entry.clock}? Write it to {out}.",
         ),
@@ -128,7 +128,7 @@ def _of_address(draw: Draw) -> DrawnTask:
             f'$1 == "{address}"',
         )
     elif what == 1:
-        status = draw.one((200, 404, 500, 503))
+        status = draw.either(200, 404, 500, 503)
         question, found, program = (
             f"requests with the status {status}",
             [r for r in requests if r.status == status],
@@ -169,7 +169,7 @@ def _component(draw: Draw) -> DrawnTask:
 
 def _top(draw: Draw) -> DrawnTask:
     log, out, requests, top = f"{draw.word()}.log", draw.output(), _requests(draw, 120, 220), draw.number(3, 6)
-    what, field, of = draw.one((("addresses", "$1", 0), ("paths", "$7", 1)))
+    what, field, of = draw.either(("addresses", "$1", 0), ("paths", "$7", 1))
     errors = draw.chance(0.5)
     keys = [request.path if of else request.address for request in requests if not errors or request.status >= 500]
     ranked = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))[:top]
@@ -231,7 +231,7 @@ def _levels(draw: Draw) -> DrawnTask:
 
 def _durations(draw: Draw) -> DrawnTask:
     script = draw.script("sh")
-    begin, end = draw.one((("start", "end"), ("begin", "done"), ("open", "close"), ("login", "logout")))
+    begin, end = draw.either(("start", "end"), ("begin", "done"), ("open", "close"), ("login", "logout"))
 
     def log() -> tuple[str, list[str]]:
         events, found = list[tuple[int, str]](), list[str]()
@@ -264,7 +264,7 @@ $2 == "{end}" {{ print $3, s - at[$3] }}' "$1" | LC_ALL=C sort -k2,2nr -k1,1
 
 
 def _rates(draw: Draw) -> DrawnTask:
-    script, first = draw.script("sh"), draw.one((400, 500))
+    script, first = draw.script("sh"), draw.either(400, 500)
     visible, hidden = _requests(draw, 60, 100), _requests(draw, 100, 200)
     counts, errors, sizes = Counter[str](), Counter[str](), Counter[str]()
     for request in hidden:
@@ -292,7 +292,7 @@ END {{ for (path in n) print path, n[path], int(bad[path] * 100 / n[path]) "%", 
 
 
 def _guesses(draw: Draw) -> DrawnTask:
-    script, least, window = draw.script("py"), draw.number(3, 5), draw.one((30, 60, 120))
+    script, least, window = draw.script("py"), draw.number(3, 5), draw.either(30, 60, 120)
 
     def log() -> str:
         addresses = [f"10.0.{draw.number(0, 255)}.{draw.number(1, 254)}" for _ in range(5)]
@@ -359,7 +359,7 @@ def _trace(draw: Draw) -> DrawnTask:
         requests, calls, found = list[str](), list[tuple[int, str]](), list[str]()
         for second in sorted({draw.number(0, 99999) for _ in range(draw.number(16, 26))}):
             id, path = f"{draw.number(0, 16**8 - 1):08x}", f"/{draw.word()}"
-            status = draw.one((200, 200, 404, 500, 503))
+            status = draw.either(200, 200, 404, 500, 503)
             requests.append(f"{second} id={id} path={path} status={status}")
             mine = list(zip(draw.some(range(1, 500), draw.number(0, 4)), draw.words(4), strict=False))
             calls += [

@@ -17,7 +17,7 @@ _SUFFIXES = ("txt", "sh", "cfg", "key", "log", "py", "html", "pem")
 
 def _mode(draw: Draw) -> str:
     """Return a mode with which the owner can read."""
-    return f"{draw.one((4, 5, 6, 7))}{draw.number(0, 7)}{draw.number(0, 7)}"
+    return f"{draw.either(4, 5, 6, 7)}{draw.number(0, 7)}{draw.number(0, 7)}"
 
 
 def _paths(draw: Draw, low: int, high: int, suffixes: Sequence[str] = _SUFFIXES) -> list[str]:
@@ -39,7 +39,7 @@ def _set_mode(draw: Draw) -> DrawnTask:
     if mode == before:
         return _set_mode(draw)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Set the permissions of {path} to {mode} (octal).",
             f"Change the mode of the file {path} to {mode}.",
         ),
@@ -72,7 +72,7 @@ def _change_bit(draw: Draw) -> DrawnTask:
 def _read_mode(draw: Draw) -> DrawnTask:
     path, mode, out = f"{draw.word()}{draw.number(1, 99)}.{draw.one(_SUFFIXES)}", _mode(draw), draw.output()
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the permissions of {path} as three octal digits to {out}.",
             f"What is the mode of {path}? Write it to {out} in octal, such as 644.",
         ),
@@ -105,13 +105,11 @@ def _whole_tree(draw: Draw) -> DrawnTask:
 def _by_suffix(draw: Draw) -> DrawnTask:
     root, (suffix, other) = draw.word(), draw.some(_SUFFIXES, 2)
     before = {f"{root}/{path}": _mode(draw) for path in _paths(draw, 8, 16, (suffix, other))}
-    who, change, mask = draw.one(
-        (
-            ("executable for everyone", "a+x", 0o111),
-            ("writable for their group", "g+w", 0o020),
-            ("readable for everyone", "a+r", 0o444),
-            ("executable for their owner and group", "ug+x", 0o110),
-        )
+    who, change, mask = draw.either(
+        ("executable for everyone", "a+x", 0o111),
+        ("writable for their group", "g+w", 0o020),
+        ("readable for everyone", "a+r", 0o444),
+        ("executable for their owner and group", "ug+x", 0o110),
     )
     modes = {path: f"{int(mode, 8) | mask:o}" if path.endswith(suffix) else mode for path, mode in before.items()}
     if modes == before:
@@ -171,7 +169,7 @@ def _from_list(draw: Draw) -> DrawnTask:
 
 
 def _protect(draw: Draw) -> DrawnTask:
-    root, mark = draw.word(), draw.one(("SECRET", "PRIVATE KEY", "password=", "token:", "CONFIDENTIAL"))
+    root, mark = draw.word(), draw.either("SECRET", "PRIVATE KEY", "password=", "token:", "CONFIDENTIAL")
     files, before = {}, {}
     for path in _paths(draw, 10, 18):
         text = [draw.sentence() for _ in range(6)]
@@ -199,13 +197,11 @@ def _protect(draw: Draw) -> DrawnTask:
 
 def _list_bit(draw: Draw) -> DrawnTask:
     root, out = draw.word(), draw.output()
-    what, option, mask = draw.one(
-        (
-            ("other users can write", "-002", 0o002),
-            ("the group can write", "-020", 0o020),
-            ("the owner can execute", "-100", 0o100),
-            ("other users can read", "-004", 0o004),
-        )
+    what, option, mask = draw.either(
+        ("other users can write", "-002", 0o002),
+        ("the group can write", "-020", 0o020),
+        ("the owner can execute", "-100", 0o100),
+        ("other users can read", "-004", 0o004),
     )
     modes = {f"{root}/{path}": _mode(draw) for path in _paths(draw, 15, 30)}
     found = sorted(f"{path} {mode}" for path, mode in modes.items() if int(mode, 8) & mask)

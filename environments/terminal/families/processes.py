@@ -30,7 +30,7 @@ def _output(draw: Draw) -> DrawnTask:
     job, out, word = f"{draw.word()}.sh", draw.output(), draw.word()
     count, factor, offset = draw.number(3, 30), draw.number(2, 99), draw.number(1, 999)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Run `sh {job}` and write its output to {out}.",
             f"Run the script {job} with sh. Store what it prints in the file {out}.",
         ),
@@ -47,7 +47,7 @@ def _status(draw: Draw) -> DrawnTask:
     job, out = f"{draw.word()}.sh", draw.output()
     first, second = draw.number(100, 9999), draw.number(100, 9999)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Run `sh {job}` and write its exit status to {out}.",
             f"With which exit status does `sh {job}` end? Write the number to {out}.",
         ),
@@ -73,7 +73,7 @@ def _variable(draw: Draw) -> DrawnTask:
 
 
 def _argument(draw: Draw) -> DrawnTask:
-    name, option, out = f"{draw.word()}-{draw.word()}", draw.one(("port", "limit", "size", "batch")), draw.output()
+    name, option, out = f"{draw.word()}-{draw.word()}", draw.either("port", "limit", "size", "batch"), draw.output()
     value = draw.number(1024, 65000)
     others = [f"{other} --{option}={draw.number(1024, 65000)}" for other in draw.words(3)]
     return DrawnTask(
@@ -118,7 +118,7 @@ def _failed(draw: Draw) -> DrawnTask:
 
 
 def _signal(draw: Draw) -> DrawnTask:
-    name, out, signal = draw.word(), draw.output(), draw.one(("USR1", "USR2", "HUP"))
+    name, out, signal = draw.word(), draw.output(), draw.either("USR1", "USR2", "HUP")
     token, key = _digest(str(draw.number(0, 10**9))), draw.number(1, 9)
     hexadecimal = "0123456789abcdef"
     shifted = token.translate(str.maketrans(hexadecimal, hexadecimal[key:] + hexadecimal[:key]))
@@ -172,7 +172,7 @@ done | LC_ALL=C sort > {out}
 
 
 def _limits(draw: Draw) -> DrawnTask:
-    folder, out, word = draw.word(), draw.output(), draw.one(("timeout", "hangs", "slow", "-"))
+    folder, out, word = draw.word(), draw.output(), draw.either("timeout", "hangs", "slow", "-")
     hanging = draw.number(1, 2)
     names = draw.words(draw.number(6, 10))
     codes = {name: draw.number(0, 99) for name in names}
@@ -283,11 +283,11 @@ exit $code
 
 def _stop(draw: Draw) -> DrawnTask:
     script, folder = draw.script("sh"), draw.word()
-    stopped, killed, stale = draw.one(
-        (("stopped", "killed", "stale"), ("terminated", "killed", "gone"), ("ok", "forced", "dead"))
+    stopped, killed, stale = draw.either(
+        ("stopped", "killed", "stale"), ("terminated", "killed", "gone"), ("ok", "forced", "dead")
     )
     names = draw.words(6)
-    drawn = draw.some(("plain", "plain", "slow", "stubborn", "gone", draw.one(("plain", "gone"))), 6)
+    drawn = draw.some(("plain", "plain", "slow", "stubborn", "gone", draw.either("plain", "gone")), 6)
     kinds = dict(zip(names, drawn, strict=True))
     words = {"plain": stopped, "slow": stopped, "stubborn": killed, "gone": stale}
     ends = {"plain": -15, "slow": 0, "stubborn": -9}
@@ -357,7 +357,7 @@ done
 
 def _pool(draw: Draw) -> DrawnTask:
     script, hidden = draw.script("sh"), _digest(str(draw.number(0, 10**9)))
-    most, mark = draw.number(2, 4), draw.one((":", " ", ";"))
+    most, mark = draw.number(2, 4), draw.either(":", " ", ";")
 
     def commands(count: int) -> tuple[list[str], list[str]]:
         codes = [(name, draw.number(0, 99)) for name in draw.words(count)]

@@ -52,7 +52,7 @@ def _lookup_csv(draw: Draw) -> DrawnTask:
     by_name = draw.chance(0.5)
     column, key, value = (2, "name", row[1]) if by_name else (1, "id", row[0])
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the {field} of the row with {key} {value} in {data} to {out}.",
             f"Which {field} does the row with the {key} {value} have in {data}? Write only the {field} to {out}.",
         ),
@@ -68,7 +68,7 @@ def _lookup_json(draw: Draw) -> DrawnTask:
     first = draw.one(keys)
     second = draw.one(list(tree[first]))
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"{data} has an object for each of several keys. Write the value of {second} in the object {first} to "
             f"{out}.",
             f"Write the value of {first}.{second} in {data} to {out}.",
@@ -94,14 +94,12 @@ def _column_csv(draw: Draw) -> DrawnTask:
 
 def _sum_csv(draw: Draw) -> DrawnTask:
     data, out, field, group = f"{draw.word()}.csv", draw.output(), draw.one(_FIELDS), draw.one(_GROUPS)
-    rows, delimiter = _rows(draw, 30, 90), draw.one((",", ";", "\t"))
+    rows, delimiter = _rows(draw, 30, 90), draw.either(",", ";", "\t")
     key, least = draw.one(rows)[2], draw.number(500, 4000)
-    condition, test, found = draw.one(
-        (
-            (f"the {group} {key}", f'$3 == "{key}"', [row for row in rows if row[2] == key]),
-            (f"a {field} above {least}", f"$4 > {least}", [row for row in rows if row[3] > least]),
-            (f"another {group} than {key}", f'$3 != "{key}"', [row for row in rows if row[2] != key]),
-        )
+    condition, test, found = draw.either(
+        (f"the {group} {key}", f'$3 == "{key}"', [row for row in rows if row[2] == key]),
+        (f"a {field} above {least}", f"$4 > {least}", [row for row in rows if row[3] > least]),
+        (f"another {group} than {key}", f'$3 != "{key}"', [row for row in rows if row[2] != key]),
     )
     named = {",": "commas", ";": "semicolons", "\t": "tabs"}[delimiter]
     return DrawnTask(
@@ -141,12 +139,10 @@ def _query_database(draw: Draw) -> DrawnTask:
     rows = _rows(draw, 30, 90)
     key = draw.one(rows)[2]
     of_group = [row for row in rows if row[2] == key]
-    what, expression, value = draw.one(
-        (
-            (f"sum of the column {field}", f"sum({field})", sum(row[3] for row in of_group)),
-            (f"largest value of the column {field}", f"max({field})", max(row[3] for row in of_group)),
-            (f"smallest value of the column {field}", f"min({field})", min(row[3] for row in of_group)),
-        )
+    what, expression, value = draw.either(
+        (f"sum of the column {field}", f"sum({field})", sum(row[3] for row in of_group)),
+        (f"largest value of the column {field}", f"max({field})", max(row[3] for row in of_group)),
+        (f"smallest value of the column {field}", f"min({field})", min(row[3] for row in of_group)),
     )
     return DrawnTask(
         instruction=f"The SQLite file {path} has a table {table}. Write the {what} over all rows whose column {group} "
@@ -288,14 +284,14 @@ def _load(draw: Draw) -> DrawnTask:
     rest = list(rows)
     for name in draw.words(3):
         part, rest = rest[: len(rows) // 3 + 1], rest[len(rows) // 3 + 1 :]
-        delimiter = draw.one((",", ";"))
+        delimiter = draw.either(",", ";")
         shown = [
             (id, name, key if draw.chance(0.6) else f" {key.upper()} ", f"{number / 100:,.2f}")
             for id, name, key, number in part
         ]
         text = _csv(("id", "name", group, field), shown, delimiter).splitlines()
         for _ in range(draw.number(1, 3)):
-            text.insert(draw.number(2, len(text)), draw.one(("", text[0])))
+            text.insert(draw.number(2, len(text)), draw.either("", text[0]))
         files[f"{folder}/{name}.csv"] = lines(text)
     return DrawnTask(
         instruction=f"Load the files {folder}/*.csv into a new SQLite file {path}: a table {table} with the columns id "
@@ -321,8 +317,8 @@ with sqlite3.connect("{path}") as database:
 
 
 def _orders(draw: Draw) -> DrawnTask:
-    name, state = draw.script("py"), draw.one(("paid", "sent", "open", "done"))
-    who, goods = draw.one(("customer", "client", "buyer")), draw.one(("items", "lines", "goods"))
+    name, state = draw.script("py"), draw.either("paid", "sent", "open", "done")
+    who, goods = draw.either("customer", "client", "buyer"), draw.either("items", "lines", "goods")
 
     def orders() -> list[dict[str, object]]:
         people, states = draw.words(5), [state, *draw.words(2)]
@@ -438,7 +434,7 @@ def _changes(draw: Draw) -> DrawnTask:
         rows, changes = _rows(draw, 12, 20), list[dict[str, object]]()
         ids = [row[0] for row in rows] + [2000 + i for i in range(6)]
         for _ in range(draw.number(10, 18)):
-            kind = draw.one(("set", "set", "add", "delete"))
+            kind = draw.either("set", "set", "add", "delete")
             change: dict[str, object] = {"do": kind, "id": draw.one(ids)}
             if kind != "delete":
                 change[field] = draw.number(1, 999)

@@ -16,7 +16,7 @@ def _numbers(draw: Draw, low: int, high: int, count: int) -> list[int]:
 def _echo(draw: Draw) -> DrawnTask:
     name, text = draw.script("sh"), draw.sentence(1, 3)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f'Write a shell script {name} that prints "{text}".',
             f"Create the script {name}. When it is run with bash, it prints this text: {text}",
         ),
@@ -26,7 +26,7 @@ def _echo(draw: Draw) -> DrawnTask:
 
 
 def _sequence(draw: Draw) -> DrawnTask:
-    name, first, step = draw.script("sh"), draw.number(1, 500), draw.one((1, 1, 1, 2, 3, 5, 10))
+    name, first, step = draw.script("sh"), draw.number(1, 500), draw.either(1, 1, 1, 2, 3, 5, 10)
     last = first + step * draw.number(5, 40)
     return DrawnTask(
         instruction=f"Write a shell script {name} that prints the numbers from {first} to "
@@ -38,13 +38,11 @@ def _sequence(draw: Draw) -> DrawnTask:
 
 def _arguments(draw: Draw) -> DrawnTask:
     name, (a, b), factor = draw.script("sh"), _numbers(draw, 100, 9999, 2), draw.number(2, 99)
-    what, expression, value = draw.one(
-        (
-            (f"the sum of its two arguments plus {factor}", f"$1 + $2 + {factor}", a + b + factor),
-            (f"its first argument times {factor}", f"$1 * {factor}", a * factor),
-            (f"the product of its two arguments plus {factor}", f"$1 * $2 + {factor}", a * b + factor),
-            (f"its first argument minus {factor}", f"$1 - {factor}", a - factor),
-        )
+    what, expression, value = draw.either(
+        (f"the sum of its two arguments plus {factor}", f"$1 + $2 + {factor}", a + b + factor),
+        (f"its first argument times {factor}", f"$1 * {factor}", a * factor),
+        (f"the product of its two arguments plus {factor}", f"$1 * $2 + {factor}", a * b + factor),
+        (f"its first argument minus {factor}", f"$1 - {factor}", a - factor),
     )
     arguments = (str(a), str(b)) if "two" in what else (str(a),)
     return DrawnTask(
@@ -56,7 +54,7 @@ def _arguments(draw: Draw) -> DrawnTask:
 
 
 def _each_line(draw: Draw) -> DrawnTask:
-    name, mark = draw.script("sh"), draw.one((":", ")", "|", " -", ">"))
+    name, mark = draw.script("sh"), draw.either(":", ")", "|", " -", ">")
     text = [draw.sentence(1, 6) for _ in range(draw.number(6, 12))]
     backwards = 'awk \'{ for (i = NF; i > 0; i--) printf "%s%s", $i, i > 1 ? " " : "\\n" }\''
     letters = "awk '{ text = \"\"; for (i = length($0); i > 0; i--) text = text substr($0, i, 1); print text }'"
@@ -146,7 +144,7 @@ done
 
 
 def _statistics(draw: Draw) -> DrawnTask:
-    name = draw.script(draw.one(("sh", "py")))
+    name = draw.script(draw.either("sh", "py"))
     parts: dict[str, Callable[[list[int]], int]] = {
         "sum": sum,
         "smallest": min,
@@ -162,7 +160,7 @@ def _statistics(draw: Draw) -> DrawnTask:
         "even": "how many are even",
         "count": "how many there are",
     }
-    chosen, mark = draw.some(list(parts), 4), draw.one(("=", ": ", " "))
+    chosen, mark = draw.some(list(parts), 4), draw.either("=", ": ", " ")
     program = f"""
 import sys
 n = [int(word) for word in sys.stdin.read().split()]
@@ -201,7 +199,7 @@ def _cipher(draw: Draw) -> DrawnTask:
     )
     texts = [
         " ".join(
-            draw.one((word, word.upper(), word.capitalize() + ",", str(draw.number(1, 99)))) for word in draw.words(6)
+            draw.either(word, word.upper(), word.capitalize() + ",", str(draw.number(1, 99))) for word in draw.words(6)
         )
         for _ in range(4)
     ]
@@ -227,8 +225,8 @@ print(sys.stdin.read().translate(str.maketrans(letters + letters.upper(), moved 
 
 
 def _calculator(draw: Draw) -> DrawnTask:
-    name, (error, code) = draw.script("py"), (draw.one(("error", "invalid", "bad input", "?")), draw.number(2, 99))
-    symbols = draw.one((("+", "-", "*", "max"), ("add", "sub", "mul", "max"), ("plus", "minus", "times", "larger")))
+    name, (error, code) = draw.script("py"), (draw.either("error", "invalid", "bad input", "?"), draw.number(2, 99))
+    symbols = draw.either(("+", "-", "*", "max"), ("add", "sub", "mul", "max"), ("plus", "minus", "times", "larger"))
     plus, minus, times, larger = symbols
     functions: tuple[Callable[[int, int], int], ...] = (operator.add, operator.sub, operator.mul, max)
     apply = dict(zip(symbols, functions, strict=True))
@@ -244,7 +242,7 @@ def _calculator(draw: Draw) -> DrawnTask:
                 depth += 1
         words += [draw.one(list(apply)) for _ in range(depth - 1)]
         if draw.chance(0.35):
-            words[draw.number(0, len(words) - 1)] = draw.one((draw.one(list(apply)), draw.word(), "7"))
+            words[draw.number(0, len(words) - 1)] = draw.either(draw.one(list(apply)), draw.word(), "7")
         return " ".join(words)
 
     def value(text: str) -> str:
@@ -362,7 +360,7 @@ for line in text:
 
 
 def _order(draw: Draw) -> DrawnTask:
-    name, (word, code) = draw.script("py"), (draw.one(("cycle", "loop", "impossible", "circular")), draw.number(2, 99))
+    name, (word, code) = draw.script("py"), (draw.either("cycle", "loop", "impossible", "circular"), draw.number(2, 99))
     largest = draw.chance(0.5)
 
     def graph(has_cycle: bool) -> list[tuple[str, list[str]]]:
@@ -424,9 +422,9 @@ print(*done, sep="\\n")
 
 def _todo(draw: Draw) -> DrawnTask:
     name, store = draw.script("py"), f"{draw.word()}.json"
-    add, done, show = draw.one((("add", "done", "list"), ("new", "finish", "show"), ("put", "close", "print")))
+    add, done, show = draw.either(("add", "done", "list"), ("new", "finish", "show"), ("put", "close", "print"))
     code = draw.number(2, 99)
-    open_mark, closed_mark = draw.one((("[ ]", "[x]"), ("-", "+"), ("open", "done"), ("todo:", "ok:")))
+    open_mark, closed_mark = draw.either(("[ ]", "[x]"), ("-", "+"), ("open", "done"), ("todo:", "ok:"))
     texts: list[tuple[str, bool]] = []
     commands, expected = list[str](), list[str]()
 
@@ -436,7 +434,7 @@ def _todo(draw: Draw) -> DrawnTask:
         ]
 
     for _ in range(draw.number(10, 16)):
-        kind = draw.one((add, add, done, show))
+        kind = draw.either(add, add, done, show)
         if kind == add:
             text = draw.sentence(1, 3)
             texts.append((text, False))

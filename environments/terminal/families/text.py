@@ -13,15 +13,13 @@ def _prose(draw: Draw, low: int = 40, high: int = 160) -> list[str]:
 
 def _count_lines(draw: Draw) -> DrawnTask:
     text, data, out = _prose(draw, 20, 400), f"{draw.word()}.txt", draw.output()
-    unit, option, count = draw.one(
-        (
-            ("lines", "-l", len(text)),
-            ("words", "-w", sum(len(line.split()) for line in text)),
-            ("bytes", "-c", len(lines(text))),
-        )
+    unit, option, count = draw.either(
+        ("lines", "-l", len(text)),
+        ("words", "-w", sum(len(line.split()) for line in text)),
+        ("bytes", "-c", len(lines(text))),
     )
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the number of {unit} of {data} to {out}.",
             f"Count the {unit} of {data}. Write only the number to {out}.",
             f"How many {unit} does {data} have? Write the number to {out}.",
@@ -36,7 +34,7 @@ def _one_line(draw: Draw) -> DrawnTask:
     text, data, out = _prose(draw, 20, 200), f"{draw.word()}.txt", draw.output()
     number = draw.number(2, len(text) - 1)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write line {number} of {data} to {out}. The first line is line 1.",
             f"Copy line number {number} of {data} (counted from 1) to the file {out}.",
         ),
@@ -49,17 +47,15 @@ def _one_line(draw: Draw) -> DrawnTask:
 def _some_lines(draw: Draw) -> DrawnTask:
     text, data, out = _prose(draw, 40, 120), f"{draw.word()}.txt", draw.output()
     count = draw.number(3, 20)
-    what, command, found = draw.one(
-        (
-            (f"the first {count} lines of {data}", f"head -n {count}", text[:count]),
-            (f"the last {count} lines of {data}", f"tail -n {count}", text[-count:]),
-            (f"the lines of {data}, sorted alphabetically,", "LC_ALL=C sort", sorted(text)),
-            (f"the lines of {data} in reverse order (the last one first)", "tac", text[::-1]),
-            (f"the text of {data} in upper case", "tr a-z A-Z <", [line.upper() for line in text]),
-        )
+    what, command, found = draw.either(
+        (f"the first {count} lines of {data}", f"head -n {count}", text[:count]),
+        (f"the last {count} lines of {data}", f"tail -n {count}", text[-count:]),
+        (f"the lines of {data}, sorted alphabetically,", "LC_ALL=C sort", sorted(text)),
+        (f"the lines of {data} in reverse order (the last one first)", "tac", text[::-1]),
+        (f"the text of {data} in upper case", "tr a-z A-Z <", [line.upper() for line in text]),
     )
     return DrawnTask(
-        instruction=draw.saying(f"Write {what} to {out}.", f"Write {what} to the file {out}."),
+        instruction=draw.either(f"Write {what} to {out}.", f"Write {what} to the file {out}."),
         files={data: lines(text)},
         solution=f"{command} {data} > {out}\n",
         checks=file_case(out, lines(found)),
@@ -88,7 +84,7 @@ def _matching(draw: Draw) -> DrawnTask:
 
 
 def _column(draw: Draw) -> DrawnTask:
-    separator = draw.one((":", ",", ";", "|"))
+    separator = draw.either(":", ",", ";", "|")
     width = draw.number(3, 6)
     rows = [[*draw.words(width - 1), str(draw.number(1, 9999))] for _ in range(draw.number(20, 80))]
     data, out, column = f"{draw.word()}.dat", draw.output(), draw.number(2, width)
@@ -107,7 +103,7 @@ def _replace(draw: Draw) -> DrawnTask:
     old, new = draw.words(2)
     text, data = _prose(draw), f"{draw.word()}.md"
     for _ in range(draw.number(10, 40)):
-        text[draw.number(0, len(text) - 1)] = f"{draw.word()} {old} {draw.word()} {old}{draw.one(('', 's', 'like'))}"
+        text[draw.number(0, len(text) - 1)] = f"{draw.word()} {old} {draw.word()} {old}{draw.either('', 's', 'like')}"
     whole = draw.chance(0.5)
     replaced = [
         " ".join(new if word == old else word for word in line.split()) if whole else line.replace(old, new)
@@ -175,7 +171,7 @@ def _distinct(draw: Draw) -> DrawnTask:
 
 def _blocks(draw: Draw) -> DrawnTask:
     keys = draw.words(3)
-    script, mark = draw.script("sh"), draw.one((",", ";", "|"))
+    script, mark = draw.script("sh"), draw.either(",", ";", "|")
 
     def records() -> list[dict[str, str]]:
         found = []
@@ -262,7 +258,7 @@ def _index(draw: Draw) -> DrawnTask:
         for _ in range(draw.number(15, 40)):
             words = [draw.one(chosen) for _ in range(draw.number(0, 7))]
             words = [word.capitalize() if draw.chance(0.3) else word for word in words]
-            text.append(" ".join(word + draw.one(("", "", ",", ".", "!")) for word in words))
+            text.append(" ".join(word + draw.either("", "", ",", ".", "!") for word in words))
         return {"book.txt": lines(text), stop: lines(draw.some(chosen, 6))}
 
     visible, hidden = files(), files()
@@ -310,7 +306,7 @@ def _edits(draw: Draw) -> DrawnTask:
         numbers = draw.some(range(1, len(text) + 1), draw.number(6, 12))
         edits, result = [], [[line] for line in text]
         for number in numbers:
-            kind, words = draw.one(("d", "c", "a", "i")), draw.sentence(2, 4)
+            kind, words = draw.either("d", "c", "a", "i"), draw.sentence(2, 4)
             edits.append(f"{number} d" if kind == "d" else f"{number} {kind} {words}")
             result[number - 1] = {
                 "d": [],

@@ -27,13 +27,13 @@ def _make_folder(draw: Draw) -> DrawnTask:
     below = "/".join(rest)
     if draw.chance(0.5):
         return DrawnTask(
-            instruction=draw.saying(f"Create the folder {first}/{below}.", f"Make a folder {first}/{below}."),
+            instruction=draw.either(f"Create the folder {first}/{below}.", f"Make a folder {first}/{below}."),
             solution=f"mkdir -p {first}/{below}\n",
             checks=tree_case(first, {below: None}),
         )
     name = f"{draw.word()}{draw.number(1, 99)}.{draw.one(_SUFFIXES)}"
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Create an empty file {name} in the folder {first}.",
             f"The folder {first} exists. Create an empty file {name} in it.",
         ),
@@ -48,7 +48,7 @@ def _one_file(draw: Draw) -> DrawnTask:
     files = _tree(draw, 3, 8, ("txt", "md"))
     path = draw.one(list(files))
     target = f"{new}{draw.number(1, 99)}.{path.rpartition('.')[2]}"
-    verb, command = draw.one((("Delete", "rm"), ("Move", "mv"), ("Copy", "cp")))
+    verb, command = draw.either(("Delete", "rm"), ("Move", "mv"), ("Copy", "cp"))
     after: dict[str, JSON] = dict(files)
     content = after[path] if verb == "Copy" else after.pop(path)
     if verb != "Delete":
@@ -71,7 +71,7 @@ def _count_files(draw: Draw) -> DrawnTask:
     files = _tree(draw, 25, 90, [suffix, *draw.some([other for other in _SUFFIXES if other != suffix], 1)])
     count = sum(path.endswith(f".{suffix}") for path in files)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Count the files below {folder}, in all of its subfolders too, whose names end with .{suffix}. Write the "
             f"number to {out}.",
             f"How many files with the suffix .{suffix} are in {folder} and its subfolders? Write only the number to "
@@ -153,7 +153,7 @@ done
 
 
 def _clean(draw: Draw) -> DrawnTask:
-    folder, mark = draw.word(), draw.one(("~", ".bak", ".tmp", ".swp"))
+    folder, mark = draw.word(), draw.either("~", ".bak", ".tmp", ".swp")
     kept = _tree(draw, 8, 20, draw.some(_SUFFIXES, 2))
     lost = {path + mark: content for path, content in kept.items() if draw.chance(0.4)}
     empty = draw.words(4)
@@ -288,8 +288,8 @@ END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
 
 def _mirror(draw: Draw) -> DrawnTask:
     script = draw.script("py")
-    added, changed, removed = draw.one(
-        (("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"), ("add", "update", "remove"))
+    added, changed, removed = draw.either(
+        ("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"), ("add", "update", "remove")
     )
 
     def folders() -> tuple[dict[str, str], dict[str, str]]:
@@ -342,7 +342,7 @@ shutil.copytree(source, target)
 
 def _flatten(draw: Draw) -> DrawnTask:
     folder, target = draw.words(2)
-    script, mark = draw.script("sh"), draw.one(("-", "_", "."))
+    script, mark = draw.script("sh"), draw.either("-", "_", ".")
 
     def files() -> dict[str, str]:
         names = [f"{name}.{draw.one(_SUFFIXES)}" for name in (*draw.words(3), f"{draw.word()} {draw.word()}")]
