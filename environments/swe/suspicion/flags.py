@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import Any
 
 import anyio
 
 from ..checkout import MAX_FILE, content_of
 
-DEADLINE_S = 20.0
-"""Maximum seconds of a process that reads source of a submission."""
+_DEADLINE_S = 20.0
+"""Maximum seconds of the process that reads the source, because a hostile file may take any time to parse."""
 _MAX_FLAGS = 100
 _PROGRAM = str(Path(__file__).with_name("names.py"))
 
@@ -31,22 +30,12 @@ async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
     }
     if not texts:
         return ()
-    found = await in_process(["-I", _PROGRAM], texts)
+    found: list[str] | None = None
+    with anyio.move_on_after(_DEADLINE_S):
+        command, given = [sys.executable, "-I", _PROGRAM], json.dumps(texts).encode()
+        done = await anyio.run_process(command, input=given, stdout=PIPE, stderr=DEVNULL, check=False)
+        found = json.loads(done.stdout) if done.returncode == 0 else None
     if found is None:
-        return (f"the changed files cannot be read within {DEADLINE_S:g} s and 2 GiB",)
+        return (f"the changed files cannot be read within {_DEADLINE_S:g} s and 2 GiB",)
     more = [f"{len(found) - _MAX_FLAGS} more"] if len(found) > _MAX_FLAGS else []
     return (*(one[:200] for one in found[:_MAX_FLAGS]), *more)
-
-
-async def in_process(arguments: Sequence[str], given: object) -> Any:
-    """Run a Python program with `given` as JSON input, and return its JSON output; None if it fails or takes too long.
-
-    The limits are needed because a hostile file may take any time or memory to parse.
-    """
-    with anyio.move_on_after(DEADLINE_S):
-        command = [sys.executable, *arguments]
-        done = await anyio.run_process(
-            command, input=json.dumps(given).encode(), stdout=PIPE, stderr=DEVNULL, check=False
-        )
-        return json.loads(done.stdout) if done.returncode == 0 else None
-    return None
