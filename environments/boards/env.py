@@ -59,12 +59,6 @@ def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
     return override(defaults, changes)
 
 
-def encode(board: str, game: BoardGame[Any]) -> NDArray[np.uint8]:
-    """Return the codes of the cells of `board`, row by row."""
-    codes = {ord(symbol): code for code, symbol in enumerate(game.physics.symbols)}
-    return np.frombuffer(board.replace("\n", "").translate(codes).encode("latin-1"), np.uint8)
-
-
 class BoardEnv(gymnasium.Env[Any, Any]):
     """A board game, one episode at a time.
 
@@ -190,7 +184,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         board = "".join(self._cells)
         if self._is_grid:
             side = self._options.side
-            return encode(board, self.game).reshape(side, side).copy()
+            return self.game.physics.encode(board).reshape(side, side).copy()
         board = board if self._shown is None else board.translate(self._shown)
         return above + (spread_out(board) if self._options.spaced else board)
 
@@ -203,7 +197,7 @@ def unreadable(turn: int) -> str:
 def show(board: str, game: BoardGame[Any], options: BoardOptions, render_mode: str) -> str | NDArray[np.uint8]:
     """Return `board` as text or as a picture, depending on `render_mode`."""
     if render_mode == "rgb_array":
-        return paint(encode(board, game).reshape(options.side, options.side), read_tiles(game.tiles))
+        return paint(game.physics.encode(board).reshape(options.side, options.side), read_tiles(game.tiles))
     if options.spaced:
         board = spread_out(board)
     if render_mode == "ansi":

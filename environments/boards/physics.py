@@ -99,6 +99,11 @@ class Physics:
         """Return the index of the player's cell; -1 if there is no player."""
         return max(board.find(player) for player in self.players)
 
+    def encode(self, boards: str) -> NDArray[np.uint8]:
+        """Return the codes of the cells of one or more boards, row by row."""
+        codes = {ord(symbol): code for code, symbol in enumerate(self.symbols)}
+        return np.frombuffer(boards.replace("\n", "").translate(codes).encode("latin-1"), np.uint8)
+
     def move(self, cells: list[str], here: int, step: int) -> int | None:
         """Move from the cell `here` by `step` characters: change `cells` in place.
 

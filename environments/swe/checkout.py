@@ -43,12 +43,8 @@ for path, hunks in json.loads(sys.argv[1]).items():
 async def source_of(task: SweTask, folder: Path, lock: Lock | None = None) -> Path:
     """Return the folder with the source of a task: its package with the bug.
 
-    The folder is made once, as a subfolder of ``folder/trees``. Do not change its files.
-
-    Args:
-        task: The task; pip downloads its `base` into ``folder/sdists`` if it is not there.
-        folder: Where source distributions and trees are cached.
-        lock: The lock of the task's folder, with the hash of the source distribution; None to use any.
+    The folder is made once, as a subfolder of ``folder/trees``. Do not change its files. The source distribution is in
+    ``folder/sdists``; pip downloads it if it is missing. `lock` has its hash; None to use any.
 
     Raises:
         UsageError: The source distribution has another hash; pip failed; or the patch does not apply.

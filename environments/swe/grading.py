@@ -105,15 +105,9 @@ async def grade_changes(
     signs of tampering, the tests also run without the changes, once per task and process; signs that also occur in that
     run do not count.
 
-    Args:
-        sandboxes: Leases the sandboxes.
-        task: The task.
-        tree: Folder with the task's source; see `source_of`. Files that are not in `changes` are taken from it.
-        changes: Changed files with their new content, by path relative to the tree.
-        environment: Folder of the tests' environment on this machine; None if `image` contains it.
-        image: The image; None means the backend's default.
-        timeout_s: Maximum seconds of the run.
-        test_timeout_s: Maximum seconds of one test.
+    `tree` is the folder with the task's source, see `source_of`; files that are not in `changes` are taken from it.
+    `environment` is the folder of the tests' environment on this machine; None if `image` contains it. The maximum
+    seconds are those of the whole run and of one test.
 
     Raises:
         SandboxLostError, SandboxStartError, CapacityError, ImpossibleSandboxError: See `in_fresh_sandbox`.

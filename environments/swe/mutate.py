@@ -167,11 +167,7 @@ def _walk(node: ast.AST, at: _Positions, name: str, *, inside: bool) -> Iterator
 
 
 def _of_function(node: _Function, at: _Positions, name: str) -> Iterator[Edit]:
-    first = node.body[0]
-    is_doc = (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    )
-    body = node.body[1:] if is_doc else node.body
+    body = node.body if ast.get_docstring(node) is None else node.body[1:]
     if not body:
         return
     line = body[0].lineno

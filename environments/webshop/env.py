@@ -231,7 +231,7 @@ class WebShop(gymnasium.Env[str, str]):
             moves: list[JSON] = [*page.choices]
         else:
             text = VIEWS[self._options.observation](session)
-            searches = queries(session.goal.instruction).values() if session.can_search else ()
+            searches = queries(session.goal.instruction).values() if session.page == "search" else ()
             moves = [f"search[{query}]" for query in searches]
             moves += [f"click[{label}]" for label in session.clickables() if label != "search"]
         score = session.score.total if session.score else 0.0

@@ -84,19 +84,17 @@ def _gzip(draw: Draw) -> DrawnTask:
     name, out = f"{draw.word()}.log", draw.output()
     text = [draw.sentence() for _ in range(draw.number(20, 300))]
     if draw.chance(0.5):
-        return DrawnTask(
-            instruction=f"Decompress {name}.gz and write its content to {out}.",
-            files={name: lines(text)},
-            setup=f"gzip {name}\n",
-            solution=f"gzip -dc {name}.gz > {out}\n",
-            checks=file_case(out, lines(text), "exact"),
-        )
+        instruction, count = f"Decompress {name}.gz and write its content to {out}.", ""
+        checks = file_case(out, lines(text), "exact")
+    else:
+        instruction = f"How many lines does the compressed file {name}.gz have? Write the number to {out}."
+        count, checks = " | wc -l", file_case(out, str(len(text)), "words")
     return DrawnTask(
-        instruction=f"How many lines does the compressed file {name}.gz have? Write the number to {out}.",
+        instruction=instruction,
         files={name: lines(text)},
         setup=f"gzip {name}\n",
-        solution=f"gzip -dc {name}.gz | wc -l > {out}\n",
-        checks=file_case(out, str(len(text)), "words"),
+        solution=f"gzip -dc {name}.gz{count} > {out}\n",
+        checks=checks,
     )
 
 

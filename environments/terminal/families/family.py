@@ -69,11 +69,7 @@ class Family:
 
 
 class Draw:
-    """Random choices that are the same in every process and version of Python.
-
-    Args:
-        seed: Seed of the generator.
-    """
+    """Random choices that are the same in every process and version of Python."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random
