@@ -79,7 +79,7 @@ class LevelCache:
     def _encode(self, levels: Sequence[Level]) -> Drawn:
         physics = self._game.physics
         cells_RS = physics.encode("".join([level.board for level in levels])).reshape(len(levels), -1)
-        here_R = np.isin(cells_RS, physics.encode(physics.players)).argmax(axis=1)
+        here_R = np.isin(cells_RS, physics.encode("".join(physics.players))).argmax(axis=1)
         wanted_R = (cells_RS == physics.encode(physics.wanted)).sum(axis=1)
         goals_R = wanted_R + (cells_RS == physics.encode(physics.done)).sum(axis=1)
         names = levels[0].facts
