@@ -29,7 +29,7 @@ def _ini(sections: Mapping[str, Mapping[str, str]], *, comments: Mapping[str, st
     parts = []
     for name, settings in sections.items():
         comment = (comments or {}).get(name, "")
-        parts.append(f"{comment}[{name}]\n" + lines(f"{key} = {value}" for key, value in settings.items()))
+        parts.append(f"{comment}[{name}]\n{_plain(settings)}")
     return "\n".join(parts)
 
 

@@ -130,12 +130,8 @@ def _rename(draw: Draw) -> DrawnTask:
     prefix = f"{draw.word()}-" if draw.chance(0.5) else ""
 
     def renamed(path: str) -> str:
-        parent, _, name = path.rpartition("/")
-        return (
-            f"{parent}{'/' if parent else ''}{prefix}{name.removesuffix(old)}{new}"
-            if name.endswith(f".{old}")
-            else path
-        )
+        file = PurePosixPath(path)
+        return str(file.with_name(f"{prefix}{file.stem}.{new}")) if file.suffix == f".{old}" else path
 
     return DrawnTask(
         instruction=f"Rename all files below {folder} (in subfolders too) that end with .{old}: they must end with "
