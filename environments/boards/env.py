@@ -19,9 +19,9 @@ from ..board import MOVES, UNREADABLE, UNREADABLE_TURN, spread_out, steps_of
 from ..counter_rng import chance, episode_seed, spread
 from ..options import check_choice, override
 from .actions import read_answer, read_index
-from .episode_params import slipped
 from .game import BoardGame, BoardOptions, OptionsT
 from .pictures import colour, paint, read_tiles
+from .slip_noise import slipped
 
 OBSERVATIONS = ("text", "grid")
 ACTIONS = ("text", "index")
@@ -57,12 +57,6 @@ def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
         if changes is not None and changes[name] != getattr(defaults, name):
             raise OptionError(name, "cannot be set by reset, only by make or register(..., options=...)")
     return override(defaults, changes)
-
-
-def encode(board: str, game: BoardGame[Any]) -> NDArray[np.uint8]:
-    """Return the codes of the cells of `board`, row by row."""
-    codes = {ord(symbol): code for code, symbol in enumerate(game.physics.symbols)}
-    return np.frombuffer(board.replace("\n", "").translate(codes).encode("latin-1"), np.uint8)
 
 
 class BoardEnv(gymnasium.Env[Any, Any]):
@@ -118,7 +112,8 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._first, self._episode, self._options = first, episode, chosen
         if episode == 0:
             self._ticks = 0
-        self._params = self.game.params(chosen)
+        self._limit, self._slip = chosen.move_limit, self.game.slip(chosen)
+        self._rewards = self.game.rewards(chosen)
         self._shown = None if chosen.symbols is None else _translation(chosen)
         self._cells = list(level.board)
         self._here = self.game.physics.find_player(level.board)
@@ -142,15 +137,15 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         """
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
-        moves = read_answer(action, self._params.turn) if self._is_text else read_index(action)
-        params, physics = self._params, self.game.physics
+        options, rewards, physics = self._options, self._rewards, self.game.physics
+        moves = read_answer(action, options.actions_per_turn) if self._is_text else read_index(action)
         total = 0.0
         effective = won = lost = late = False
         for move in moves or (None,):
             gain = 0
             if move is not None:
-                if params.slip:
-                    move = slipped(move, params.slip, chance(self._first, self._ticks))
+                if self._slip:
+                    move = slipped(move, self._slip, chance(self._first, self._ticks))
                 moved = physics.move(self._cells, self._here, self._steps[move])
                 if moved is not None:
                     effective, gain = True, moved
@@ -160,17 +155,17 @@ class BoardEnv(gymnasium.Env[Any, Any]):
                     lost = self._cells[self._here] in physics.fatal
             self._moves += 1
             self._ticks += 1
-            total += params.move + params.progress * gain + (params.won if won else 0.0)
-            late = self._moves >= params.limit and not (won or lost)
+            total += rewards.move + rewards.progress * gain + (rewards.won if won else 0.0)
+            late = self._moves >= self._limit and not (won or lost)
             if won or lost or late:
                 self._running = False
                 break
         if late:
-            total += params.unfinished * (self._goals - self._left) / self._goals
+            total += rewards.unfinished * (self._goals - self._left) / self._goals
         notice = ""
         if not moves:
-            total -= params.penalty
-            notice = unreadable(params.turn) if params.notices else ""
+            total -= options.format_penalty
+            notice = unreadable(options.actions_per_turn) if options.instructions else ""
         info: Info = {
             "action_is_valid": moves != (),
             "action_is_effective": effective,
@@ -189,7 +184,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         board = "".join(self._cells)
         if self._is_grid:
             side = self._options.side
-            return encode(board, self.game).reshape(side, side).copy()
+            return self.game.physics.encode(board).reshape(side, side).copy()
         board = board if self._shown is None else board.translate(self._shown)
         return above + (spread_out(board) if self._options.spaced else board)
 
@@ -202,7 +197,7 @@ def unreadable(turn: int) -> str:
 def show(board: str, game: BoardGame[Any], options: BoardOptions, render_mode: str) -> str | NDArray[np.uint8]:
     """Return `board` as text or as a picture, depending on `render_mode`."""
     if render_mode == "rgb_array":
-        return paint(encode(board, game).reshape(options.side, options.side), read_tiles(game.tiles))
+        return paint(game.physics.encode(board).reshape(options.side, options.side), read_tiles(game.tiles))
     if options.spaced:
         board = spread_out(board)
     if render_mode == "ansi":

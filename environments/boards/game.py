@@ -10,7 +10,6 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from ..options import check_boolean, check_integer, check_number, check_split, check_symbols
 from ..split import Split
-from .episode_params import EpisodeParams, Rewards
 from .physics import Physics
 
 MANY_MOVES = "{count} moves at most, joined by ||, like this: <answer>up || left</answer>"
@@ -98,6 +97,22 @@ class Level(NamedTuple):
     facts: Mapping[str, int]
 
 
+class Rewards(NamedTuple):
+    """Rewards of an episode.
+
+    Attributes:
+        move: Reward of every move.
+        progress: Reward for each goal that is completed. The same amount is subtracted for each goal that is undone.
+        won: Reward of winning.
+        unfinished: Reward when the moves run out, multiplied by the share of goals that are done.
+    """
+
+    move: float = 0.0
+    progress: float = 0.0
+    won: float = 1.0
+    unfinished: float = 0.0
+
+
 class BoardGame(ABC, Generic[OptionsT]):
     """A game on a board. The object holds no state of an episode.
 
@@ -137,14 +152,3 @@ class BoardGame(ABC, Generic[OptionsT]):
     def num_levels(self, options: OptionsT) -> int | None:
         """Return the size of the fixed set of levels, if any. With such a set, `draw` takes an index, not a seed."""
         return options.num_levels
-
-    def params(self, options: OptionsT) -> EpisodeParams:
-        """Return the parameters of an episode with these options."""
-        return EpisodeParams(
-            options.move_limit,
-            float(self.slip(options)),
-            float(options.format_penalty),
-            *self.rewards(options),
-            options.actions_per_turn,
-            options.instructions,
-        )

@@ -77,14 +77,11 @@ class LevelCache:
         self._is_cached[numbers] = True
 
     def _encode(self, levels: Sequence[Level]) -> Drawn:
-        symbols = self._game.physics.symbols
-        codes = {ord(symbol): code for code, symbol in enumerate(symbols)}
-        text = "".join([level.board for level in levels]).replace("\n", "").translate(codes)
-        cells_RS = np.frombuffer(text.encode("latin-1"), np.uint8).reshape(len(levels), -1)
-        is_player_S = np.isin(np.arange(256), [symbols.index(player) for player in self._game.physics.players])
-        here_R = is_player_S[cells_RS].argmax(axis=1)
-        wanted_R = (cells_RS == symbols.index(self._game.physics.wanted)).sum(axis=1)
-        goals_R = wanted_R + (cells_RS == symbols.index(self._game.physics.done)).sum(axis=1)
+        physics = self._game.physics
+        cells_RS = physics.encode("".join([level.board for level in levels])).reshape(len(levels), -1)
+        here_R = np.isin(cells_RS, physics.encode("".join(physics.players))).argmax(axis=1)
+        wanted_R = (cells_RS == physics.encode(physics.wanted)).sum(axis=1)
+        goals_R = wanted_R + (cells_RS == physics.encode(physics.done)).sum(axis=1)
         names = levels[0].facts
         facts = {name: np.array([level.facts[name] for level in levels], np.int64) for name in names}
         return Drawn(cells_RS, here_R, wanted_R, goals_R, facts)

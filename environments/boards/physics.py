@@ -7,6 +7,7 @@ A new `Physics` evaluates its rule once for every pair of symbols in the last tw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -53,10 +54,11 @@ class Tables(NamedTuple):
     is_fatal_S: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, eq=False)
 class Physics:
     """The rules of one game.
 
-    Args:
+    Attributes:
         symbols: The symbols of the cells, at most 7; the code of a symbol is its index.
         players: Maps each symbol of a cell with the player to the symbol of this cell without the player.
         rule: Takes the symbols of the cell ahead and of the cell beyond (`EDGE` if off the board); returns their new
@@ -67,37 +69,32 @@ class Physics:
         reach: 2 if a move can change the cell beyond, otherwise 1.
     """
 
-    def __init__(
-        self,
-        symbols: str,
-        players: Mapping[str, str],
-        rule: Rule,
-        *,
-        wanted: str,
-        done: str,
-        fatal: str = "",
-        reach: int = 1,
-    ) -> None:
-        self.symbols = symbols
-        self.players = "".join(players)
-        self.wanted = wanted
-        self.done = done
-        self.fatal = fatal
-        self.reach = reach
-        self._left = dict(players)
-        self._outcomes: dict[str, _MoveOutcome] = {}
-        for ahead in symbols:
-            for beyond in symbols + EDGE:
-                after = None if ahead in players else rule(ahead, beyond)
+    symbols: str
+    players: Mapping[str, str]
+    rule: Rule
+    wanted: str
+    done: str
+    fatal: str = ""
+    reach: int = 1
+    _outcomes: dict[str, _MoveOutcome] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        for ahead in self.symbols:
+            for beyond in self.symbols + EDGE:
+                after = None if ahead in self.players else self.rule(ahead, beyond)
                 if after is not None:
-                    gain = (ahead + beyond).count(wanted) - "".join(after).count(wanted)
-                    self._outcomes[ahead + beyond] = _MoveOutcome(
-                        after[0], after[1] if after[1] != beyond else None, gain
-                    )
+                    gain = (ahead + beyond).count(self.wanted) - "".join(after).count(self.wanted)
+                    changed = after[1] if after[1] != beyond else None
+                    self._outcomes[ahead + beyond] = _MoveOutcome(after[0], changed, gain)
 
     def find_player(self, board: str) -> int:
         """Return the index of the player's cell; -1 if there is no player."""
         return max(board.find(player) for player in self.players)
+
+    def encode(self, boards: str) -> NDArray[np.uint8]:
+        """Return the codes of the cells of one or more boards, row by row."""
+        codes = {ord(symbol): code for code, symbol in enumerate(self.symbols)}
+        return np.frombuffer(boards.replace("\n", "").translate(codes).encode("latin-1"), np.uint8)
 
     def move(self, cells: list[str], here: int, step: int) -> int | None:
         """Move from the cell `here` by `step` characters: change `cells` in place.
@@ -113,7 +110,7 @@ class Physics:
         if outcome is None:
             return None
         ahead, beyond, gain = outcome
-        cells[here] = self._left[cells[here]]
+        cells[here] = self.players[cells[here]]
         cells[at] = ahead
         if beyond is not None:
             cells[past] = beyond
@@ -139,7 +136,7 @@ class Physics:
             if outcome.beyond is not None:
                 beyond_K[k] = codes[outcome.beyond]
         left_S = np.tile(np.arange(CODES, dtype=np.uint8), 2)
-        for player, left in self._left.items():
+        for player, left in self.players.items():
             left_S[CODES + codes[player]] = codes[left]
         is_fatal_S = np.zeros(CODES, np.bool_)
         is_fatal_S[[codes[symbol] for symbol in self.fatal]] = True

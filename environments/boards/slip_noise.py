@@ -1,4 +1,4 @@
-"""Slips on many boards: a random share of the moves goes to one side of the chosen direction.
+"""Slips: a random share of the moves goes to one side of the chosen direction.
 
 Axes: N boards, R selected boards, K moves whose random numbers are drawn in advance.
 """
@@ -12,10 +12,22 @@ from numpy.typing import NDArray
 
 from ..board import MOVES
 from ..counter_rng import chance_B, chances_of_B
-from .episode_params import SIDES
 
 _AHEAD = 32
 """Number of moves whose random numbers are drawn together. Drawing for each move would double the time of a step."""
+
+SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}
+"""For each move, the two directions of a slip. As in Gymnasium, low random numbers select the first direction."""
+
+
+def slipped(move: str, slip: float, chance: float) -> str:
+    """Return the direction in which the player goes after choosing `move`, given a random number `chance`.
+
+    The result is the first of ``SIDES[move]`` for a `chance` below ``slip / 2``, the second from ``1 - slip / 2``.
+    """
+    if chance < slip / 2:
+        return SIDES[move][0]
+    return SIDES[move][1] if chance >= 1 - slip / 2 else move
 
 
 class SlipNoise:

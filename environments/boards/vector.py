@@ -76,13 +76,15 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._is_text = action == "text"
         self._batch = batch_of(self.game.physics, num_envs, self._defaults.side)
         self._level_cache = LevelCache(self.game, self._defaults)
-        self._params = params = self.game.params(self._defaults)
+        self._limit, self._slip = self._defaults.move_limit, self.game.slip(self._defaults)
+        rewards = self.game.rewards(self._defaults)
         # NumPy is faster with a one-element array than with a scalar.
         self._reward_won, self._reward_progress, self._reward_move = (
-            np.array([reward]) for reward in (params.won, params.progress, params.move)
+            np.array([reward]) for reward in (rewards.won, rewards.progress, rewards.move)
         )
-        self._has_move_rewards = bool(params.move or params.progress or params.won != 1)
-        self._slip_noise = SlipNoise(num_envs, params.slip)
+        self._reward_unfinished = rewards.unfinished
+        self._has_move_rewards = bool(rewards.move or rewards.progress or rewards.won != 1)
+        self._slip_noise = SlipNoise(num_envs, self._slip)
         self._firsts: list[Any] = [None] * num_envs  # seed of each board's sequence of episodes; None before a reset
         self._first_N = np.zeros(num_envs, np.uint64)  # `counter_rng.spread` of each seed in `_firsts`
         self._episode_N = np.full(num_envs, -1)
@@ -176,7 +178,6 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_], played_N: NDArray[np.bool_]
     ) -> _StepArrays:
         """Play a turn of one or more moves on the boards where `played_N` is true."""
-        params = self._params
         turn = self._move(action_NT[:, 0], played_N)
         for action_N in action_NT.T[1:] if action_NT.shape[1] > 1 else ():
             goes_on_N = ~(turn.terminated_N | turn.truncated_N) & (action_N >= 0)
@@ -186,16 +187,16 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             turn.reward_N[goes_on_N] += more.reward_N[goes_on_N]
             for whole_N, part_N in zip(turn[1:], more[1:], strict=True):
                 whole_N |= part_N & goes_on_N
-        if params.unfinished:
-            done_N = (self._goals_N - self._batch.left_N) * params.unfinished / self._goals_N
+        if self._reward_unfinished:
+            done_N = (self._goals_N - self._batch.left_N) * self._reward_unfinished / self._goals_N
             turn.reward_N[turn.truncated_N] += done_N[turn.truncated_N]
-        if params.penalty and not valid_N.all():
-            turn.reward_N[~valid_N & played_N] -= params.penalty
+        if self._defaults.format_penalty and not valid_N.all():
+            turn.reward_N[~valid_N & played_N] -= self._defaults.format_penalty
         return turn
 
     def _move(self, action_N: NDArray[np.int64], playing_N: NDArray[np.bool_]) -> _StepArrays:
         """Play one move on the boards where `playing_N` is true. The other boards do not change and have reward 0."""
-        if self._params.slip:
+        if self._slip:
             action_N = self._slip_noise.turn(action_N, self._ticks_N)
         moved_N, gain_N, won_N, over_N = self._batch.play(action_N)
         self._ticks_N += playing_N
@@ -214,7 +215,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         """Return the move indices of each turn [N, T], padded with -1, and whether each action is readable [N]."""
         if isinstance(actions, str) or not hasattr(actions, "__len__") or len(actions) != self.num_envs:
             raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions; pass one per copy")
-        return read_answers(actions, self._params.turn) if self._is_text else read_indices(actions)
+        return read_answers(actions, self._defaults.actions_per_turn) if self._is_text else read_indices(actions)
 
     def _next(self, row: int, seed: int | None) -> tuple[int, int]:
         """Return the next episode on board `row`: first seed of its sequence, number. A `seed` starts a sequence."""
@@ -234,8 +235,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def _start(self, rows_R: NDArray[np.int64], drawn: Drawn) -> None:
         """Put new levels on the boards `rows_R`."""
         self._batch.place(rows_R, drawn)
-        self._deadline_N[rows_R] = self._ticks_N[rows_R] + self._params.limit
-        if self._params.unfinished:
+        self._deadline_N[rows_R] = self._ticks_N[rows_R] + self._limit
+        if self._reward_unfinished:
             self._goals_N[rows_R] = drawn.goals_R
 
     def _restart(self, restart_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
@@ -317,9 +318,9 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _add_texts_above(self, unread_N: NDArray[np.bool_], restart_R: NDArray[np.int64]) -> None:
         """Add a notice above boards with an unreadable answer, and the rules above boards that start an episode."""
-        if self._params.notices:
+        if self._defaults.instructions:
             for row in unread_N.nonzero()[0].tolist():
-                self._texts[row] = unreadable(self._params.turn) + self._texts[row]
+                self._texts[row] = unreadable(self._defaults.actions_per_turn) + self._texts[row]
         if self._rules:
             for row in restart_R.tolist():
                 self._texts[row] = self._rules + self._texts[row]

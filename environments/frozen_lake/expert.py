@@ -18,7 +18,7 @@ from envkit.types import JSON, Observation
 
 from ..board import MOVES, find_board
 from ..boards.batch import neighbours
-from ..boards.episode_params import SIDES
+from ..boards.slip_noise import SIDES
 from .game import LakeOptions
 from .lakes import SYMBOLS, layers_of
 

@@ -10,8 +10,7 @@ from typing import ClassVar
 from envkit.errors import OptionError
 
 from ..boards.env import BoardEnv
-from ..boards.episode_params import Rewards
-from ..boards.game import BoardGame, BoardOptions, Level
+from ..boards.game import BoardGame, BoardOptions, Level, Rewards
 from ..boards.physics import Physics
 from ..boards.vector import BoardVectorEnv
 from ..options import check_choice, check_integer, check_number

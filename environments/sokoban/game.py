@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from envkit.errors import OptionError
 
 from ..boards.env import BoardEnv
-from ..boards.episode_params import Rewards
-from ..boards.game import BoardGame, BoardOptions, Level
+from ..boards.game import BoardGame, BoardOptions, Level, Rewards
 from ..boards.vector import BoardVectorEnv
 from ..options import check_choice, check_integer, check_path, check_range
 from .files import read_levels
@@ -77,7 +76,12 @@ class SokobanOptions(BoardOptions):
         check_choice("reward", self.reward, ("dense", "sparse"))
         BoardOptions.__post_init__(self)  # super() fails here, because `dataclass(slots=True)` creates a new class
         if self.level_file is not None:
-            self._check_file()
+            if self.size not in (None, self.side):
+                raise OptionError("size", f"is {self.size}, but {self.level_file} has size {self.side}; leave size out")
+            for name in ("boxes", "moves", "pushes", "split", "num_levels"):
+                if getattr(self, name) is not None:
+                    problem = f"applies to random levels, but level_file is set ({len(self.rooms)} levels)"
+                    raise OptionError(name, problem)
             return
         if self.moves is not None:
             check_range("moves", self.moves, low=1, high=500)
@@ -90,14 +94,6 @@ class SokobanOptions(BoardOptions):
                 )
         if self.pushes is not None:
             check_range("pushes", self.pushes, low=1, high=self.solution[1])
-
-    def _check_file(self) -> None:
-        rooms = self.rooms
-        if self.size not in (None, self.side):
-            raise OptionError("size", f"is {self.size}, but {self.level_file} has size {self.side}; leave size out")
-        for name in ("boxes", "moves", "pushes", "split", "num_levels"):
-            if getattr(self, name) is not None:
-                raise OptionError(name, f"applies to random levels, but level_file is set ({len(rooms)} levels)")
 
     @property
     def rooms(self) -> Sequence[str]:

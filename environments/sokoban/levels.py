@@ -53,13 +53,8 @@ def draw_level(
     With one box, all starts in a room that fit the ranges are equally likely. With more boxes, the number of moves is
     drawn first, and a start with this number is preferred. Hard levels are thus about as frequent as easy ones.
 
-    Args:
-        seed: Any integer.
-        size: Cells along one side, including the walls, at least 5.
-        boxes: Number of boxes.
-        moves: Minimum and maximum of `Puzzle.moves`.
-        pushes: Minimum and maximum of `Puzzle.pushes`; None accepts any number.
-        split: Split that the level must belong to; None accepts any.
+    `size` counts the cells along one side, including the walls, and is at least 5. `moves` and `pushes` are the minimum
+    and maximum of those of the `Puzzle`; None accepts any.
 
     Raises:
         OptionError: The boxes do not fit into the room, or the search reached its limits without finding a level.

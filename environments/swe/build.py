@@ -264,7 +264,7 @@ class _Builder:
         if known is not None and known.inputs == inputs:
             return known
         began = clock.stopwatch()
-        first = await self._run({}, RunSettings(timeout_s=_BASELINE_TIMEOUT_S))
+        first, _ = await self._run({}, RunSettings(timeout_s=_BASELINE_TIMEOUT_S))
         suite_s = clock.stopwatch() - began
         if first.exit_code not in (0, 1) or not first.passed:
             last = next((line for line in reversed(first.result.stderr.split("\n")) if line.strip()), "")
@@ -272,15 +272,16 @@ class _Builder:
                 f"{requirement}: no test of its source distribution passes here (pytest: {last.strip('= ')[:200]}); "
                 "add what the tests import with --with, or choose one of: envkit tasks SWE-v0 packages"
             )
-        second = await self._run({}, RunSettings(timeout_s=_BASELINE_TIMEOUT_S, hash_seed=_HASH_SEED))
-        third, lines = await self._covered()
+        second, _ = await self._run({}, RunSettings(timeout_s=_BASELINE_TIMEOUT_S, hash_seed=_HASH_SEED))
+        traced = RunSettings(timeout_s=_BASELINE_TIMEOUT_S, arguments=("-p", "envkit_tracer"))
+        third, lines = await self._run({"envkit_tracer.py": _TRACER.encode()}, traced, read="envkit_lines.json")
         every = first.passed & second.passed & third.passed
         stable = sorted(test for test in every if first.outcomes[test] == "passed")
         baseline = _Baseline(
             inputs=inputs,
             stable=tuple(stable),
             unstable=len(first.outcomes.keys() | first.messages.keys()) - len(stable),
-            lines=lines,
+            lines=msgspec.json.decode(lines, type=dict[str, list[int]]),
             suite_s=suite_s,
             longest_s=max(first.seconds.values()),
         )
@@ -317,7 +318,7 @@ class _Builder:
 
         async def decide() -> _Trial:
             try:
-                run = await self._run(self._changed(bug), self._limits())
+                run, _ = await self._run(self._changed(bug), self._limits())
             except SandboxLostError:
                 return _Trial(bug=_text(bug), verdict="lost")
             return self._judged(bug, run)
@@ -454,21 +455,14 @@ class _Builder:
             arguments=(f"--maxfail={most}",),
         )
 
-    async def _run(self, files: Mapping[str, bytes], settings: RunSettings) -> TestRun:
+    async def _run(self, files: Mapping[str, bytes], settings: RunSettings, *, read: str = "") -> tuple[TestRun, bytes]:
+        """Run all tests with changed or more files; return the run, and the content of the file `read`."""
         async with self._places, self._sandboxes.lease(spec_of(self._environment)) as sandbox:
             await sandbox.upload(self._tree, REPO)
             for path, content in files.items():
                 await sandbox.write(f"{REPO}/{path}", content)
-            return await run_tests(sandbox, (), settings)
-
-    async def _covered(self) -> tuple[TestRun, dict[str, list[int]]]:
-        async with self._places, self._sandboxes.lease(spec_of(self._environment)) as sandbox:
-            await sandbox.upload(self._tree, REPO)
-            await sandbox.write(f"{REPO}/envkit_tracer.py", _TRACER.encode())
-            settings = RunSettings(timeout_s=_BASELINE_TIMEOUT_S, arguments=("-p", "envkit_tracer"))
             run = await run_tests(sandbox, (), settings)
-            lines = await sandbox.read(f"{REPO}/envkit_lines.json")
-            return run, msgspec.json.decode(lines, type=dict[str, list[int]])
+            return run, await sandbox.read(f"{REPO}/{read}") if read else b""
 
 
 def in_random_order(edits: Sequence[tuple[str, Edit]], seed: int) -> list[tuple[str, Edit]]:

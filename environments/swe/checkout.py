@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -14,8 +15,10 @@ from pathlib import Path, PurePosixPath
 
 from envkit import clock
 from envkit.errors import UsageError
+from envkit.types import JSON
 
 from .packages import OWN, fetch, put, requirement_of, set_date, sha256_of, unpack
+from .runs import REPO
 from .tasks import Lock, SweTask
 
 MAX_FILE = 1 << 20
@@ -23,17 +26,25 @@ MAX_FILE = 1 << 20
 
 _MODES = re.compile(r"^(old mode|new mode|rename from|copy from|new file mode (?!100644)|GIT binary patch).*", re.M)
 _GIT_TIMEOUT_S = 60.0
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_WRITE = """
+import json, os, sys
+for path, hunks in json.loads(sys.argv[1]).items():
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "a+", encoding="utf-8", newline="") as file: lines = (file.seek(0), file.read())[1].split("\\n")
+    for start, old, new in reversed(hunks):
+        place = slice(start - 1, start - 1 + len(old))
+        assert lines[place] == old, "the patch does not fit line %d of %s" % (start, path)
+        lines[place] = new
+    with open(path, "w", encoding="utf-8", newline="") as file: file.write("\\n".join(lines))
+"""
 
 
 async def source_of(task: SweTask, folder: Path, lock: Lock | None = None) -> Path:
     """Return the folder with the source of a task: its package with the bug.
 
-    The folder is made once, as a subfolder of ``folder/trees``. Do not change its files.
-
-    Args:
-        task: The task; pip downloads its `base` into ``folder/sdists`` if it is not there.
-        folder: Where source distributions and trees are cached.
-        lock: The lock of the task's folder, with the hash of the source distribution; None to use any.
+    The folder is made once, as a subfolder of ``folder/trees``. Do not change its files. The source distribution is in
+    ``folder/sdists``; pip downloads it if it is missing. `lock` has its hash; None to use any.
 
     Raises:
         UsageError: The source distribution has another hash; pip failed; or the patch does not apply.
@@ -68,6 +79,30 @@ def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes]:
             if not (target / path).is_file():
                 raise UsageError(f"the patch must not delete files, but deletes {path!r}")
         return {path: (target / path).read_bytes() for path in paths}
+
+
+def apply_command(patch: str) -> str:
+    """Return a command of bash that applies a patch of existing files, for sandboxes without git or patch."""
+    edits: dict[str, list[JSON]] = {}
+    path, lines = "", patch.split("\n")
+    while lines:
+        line = lines.pop(0)
+        if line.startswith("+++ "):
+            path = line[4:].partition("\t")[0].removeprefix("b/")
+        elif (hunk := _HUNK.match(line)) is not None:
+            old, new = (1 if count is None else int(count) for count in hunk.groups()[1:])
+            start = int(hunk[1]) + (old == 0)  # a hunk without old lines comes after line `start`
+            removed: list[JSON] = []
+            added: list[JSON] = []
+            edits.setdefault(path, []).append([start, removed, added])
+            while lines and (old > 0 or new > 0):
+                line = lines.pop(0) or " "
+                old, new = old - (line[0] in " -"), new - (line[0] in " +")
+                if line[0] in " -":
+                    removed.append(line[1:])
+                if line[0] in " +":
+                    added.append(line[1:])
+    return f"cd {REPO}\npython3 - <<'END' \n{_WRITE.replace('sys.argv[1]', repr(json.dumps(edits)))}\nEND"
 
 
 def content_of(tree: Path, path: str) -> bytes:

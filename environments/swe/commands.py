@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -140,12 +140,8 @@ def _read(patch: str) -> str:
 
 def _packages_of(words: Sequence[str]) -> list[str]:
     """Return the packages that arguments name; ``named`` and ``own`` stand for lists."""
-    found: dict[str, None] = {}
-    for word in words:
-        found.update(
-            dict.fromkeys(packages.TESTED_PACKAGES if word == "named" else [packages.OWN if word == "own" else word])
-        )
-    return list(found)
+    lists: Mapping[str, Collection[str]] = {"named": packages.TESTED_PACKAGES, "own": (packages.OWN,)}
+    return list(dict.fromkeys(one for word in words for one in lists.get(word, (word,))))
 
 
 def _claim(folder: Path, command: str) -> None:
@@ -157,9 +153,6 @@ def _claim(folder: Path, command: str) -> None:
     if (folder / LOCK).is_file():
         # `read_folder` would cache the rows
         before = msgspec.json.decode((folder / LOCK).read_bytes(), type=Lock).command
-        if before and _build_arguments(before) != _build_arguments(command):
+        old, new = (_WANT.sub("", one.partition(" build ")[2]) for one in (before, command))
+        if before and old != new:
             raise UsageError(f"{folder} has the tasks of another command, `{before}`; choose another folder")
-
-
-def _build_arguments(command: str) -> str:
-    return _WANT.sub("", command.partition(" build ")[2])

@@ -32,10 +32,9 @@ from envkit.types import JSON, Options, Reset, Task, stable_hash
 from ..options import check_boolean, check_image, check_integer, check_path, check_split, override_known
 from ..split import SPLITS, Split
 from ..tasks import Plan, SandboxTask, TaskEnv
-from .checkout import MAX_FILE, between, content_of, source_of
+from .checkout import MAX_FILE, apply_command, between, content_of, source_of
 from .grading import MAX_CHANGES, Verdict, grade_changes, grade_limit_s, module_of, sort_out
 from .packages import environment
-from .patch_command import apply_command
 from .runs import REPO, spec_of
 from .tasks import Lock, SweTask, read_folder
 

@@ -8,13 +8,18 @@ not protect against.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from subprocess import DEVNULL, PIPE
 from typing import Literal
+
+import anyio
 
 from envkit.errors import UsageError
 from envkit.protocols import Sandbox, SandboxPool
@@ -23,14 +28,17 @@ from ..tasks import Verdict as AnyVerdict
 from ..tasks import in_fresh_sandbox
 from .checkout import MAX_FILE, content_of, why_unsafe
 from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
-from .suspicion.flags import flags_of
 from .suspicion.second_bug import CPU_S, MAX_BUGS, judge_with_bugs
 from .tasks import SweTask
 
 MAX_CHANGES = 8 << 20
 """Maximum bytes of all changed files together."""
 
+_READ_DEADLINE_S = 20.0
+"""Maximum seconds of the process that reads the source, because a hostile file may take any time to parse."""
+_MAX_FLAGS = 100
 _CONFIGURATION = re.compile(r"(setup|sitecustomize|usercustomize|noxfile|pytest)\.py")
+_FINDS_NAMES = str(Path(__file__).with_name("suspicion") / "names.py")
 _NO_PYTEST = 120
 _BOOT = f"""
 import sys
@@ -105,15 +113,9 @@ async def grade_changes(
     signs of tampering, the tests also run without the changes, once per task and process; signs that also occur in that
     run do not count.
 
-    Args:
-        sandboxes: Leases the sandboxes.
-        task: The task.
-        tree: Folder with the task's source; see `source_of`. Files that are not in `changes` are taken from it.
-        changes: Changed files with their new content, by path relative to the tree.
-        environment: Folder of the tests' environment on this machine; None if `image` contains it.
-        image: The image; None means the backend's default.
-        timeout_s: Maximum seconds of the run.
-        test_timeout_s: Maximum seconds of one test.
+    `tree` is the folder with the task's source, see `source_of`; files that are not in `changes` are taken from it.
+    `environment` is the folder of the tests' environment on this machine; None if `image` contains it. The maximum
+    seconds are those of the whole run and of one test.
 
     Raises:
         SandboxLostError, SandboxStartError, CapacityError, ImpossibleSandboxError: See `in_fresh_sandbox`.
@@ -190,6 +192,29 @@ async def grade_changes(
 def grade_limit_s(timeout_s: float) -> float:
     """Return the maximum seconds of all runs of `grade_changes`, given the maximum of the first one."""
     return timeout_s * (1 + 3 + 1 + 2 * MAX_BUGS) + 60
+
+
+async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Return the new signs of an attempt to deceive the grader in changed Python files.
+
+    The flags are found in the syntax trees of the files. If the search fails, a flag says so.
+    """
+    texts = {
+        path: [content_of(tree, path).decode("latin-1"), content.decode("latin-1")]
+        for path, content in sorted(changes.items())
+        if len(content) <= MAX_FILE
+    }
+    if not texts:
+        return ()
+    found: list[str] | None = None
+    with anyio.move_on_after(_READ_DEADLINE_S):
+        command, given = [sys.executable, "-I", _FINDS_NAMES], json.dumps(texts).encode()
+        done = await anyio.run_process(command, input=given, stdout=PIPE, stderr=DEVNULL, check=False)
+        found = json.loads(done.stdout) if done.returncode == 0 else None
+    if found is None:
+        return (f"the changed files cannot be read within {_READ_DEADLINE_S:g} s and 2 GiB",)
+    more = [f"{len(found) - _MAX_FLAGS} more"] if len(found) > _MAX_FLAGS else []
+    return (*(one[:200] for one in found[:_MAX_FLAGS]), *more)
 
 
 _KNOWN: dict[tuple[str, Path, Path | None, str | None], frozenset[str]] = {}

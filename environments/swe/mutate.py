@@ -126,6 +126,9 @@ class _Positions:
         assert node.end_col_offset is not None
         return self._lines[node.end_lineno - 1] + node.end_col_offset
 
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        return self.start(node), self.end(node)
+
     def text(self, start: int, end: int) -> str:
         return self._source[start:end].decode()
 
@@ -137,12 +140,8 @@ class _Positions:
 
     def swapped(self, first: ast.expr, second: ast.expr) -> tuple[int, int, str]:
         """Return the edit that swaps two expressions."""
-        spans = (self.start(second), self.end(second)), (self.end(first), self.start(second)), _span(self, first)
+        spans = (self.start(second), self.end(second)), (self.end(first), self.start(second)), self.span(first)
         return self.start(first), self.end(second), "".join(self.text(*span) for span in spans)
-
-
-def _span(at: _Positions, node: ast.expr | ast.stmt) -> tuple[int, int]:
-    return at.start(node), at.end(node)
 
 
 def _walk(node: ast.AST, at: _Positions, name: str, *, inside: bool) -> Iterator[Edit]:
@@ -168,17 +167,13 @@ def _walk(node: ast.AST, at: _Positions, name: str, *, inside: bool) -> Iterator
 
 
 def _of_function(node: _Function, at: _Positions, name: str) -> Iterator[Edit]:
-    first = node.body[0]
-    is_doc = (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    )
-    body = node.body[1:] if is_doc else node.body
+    body = node.body if ast.get_docstring(node) is None else node.body[1:]
     if not body:
         return
     line = body[0].lineno
     for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
         if isinstance(default, ast.Constant) and isinstance(default.value, bool):
-            start, end = _span(at, default)
+            start, end = at.span(default)
             text = str(not default.value)
             yield Edit(operator="default_flip", function=name, line=line, start=start, end=end, text=text)
     weight = sum(isinstance(one, ast.stmt) for statement in body for one in ast.walk(statement))
@@ -207,14 +202,14 @@ def _of_expression(node: ast.AST, at: _Positions) -> Iterator[_Found]:
             if lead:
                 yield ("not_removed", start, start + lead.end(), "")
         case ast.Constant(value=int() as value) if type(value) is int and value < _MAX_INTEGER:
-            if at.text(*_span(at, node)) == str(value):
-                yield ("off_by_one", *_span(at, node), str(value + 1))
+            if at.text(*at.span(node)) == str(value):
+                yield ("off_by_one", *at.span(node), str(value + 1))
                 if value > 0:
-                    yield ("off_by_one", *_span(at, node), str(value - 1))
+                    yield ("off_by_one", *at.span(node), str(value - 1))
         case ast.IfExp(body=body, orelse=other):
             yield ("ifexp_swapped", *at.swapped(body, other))
         case ast.Slice(lower=None, upper=ast.expr() as upper):
-            yield ("slice_shift", *_span(at, upper), f"{at.text(*_span(at, upper))} - 1")
+            yield ("slice_shift", *at.span(upper), f"{at.text(*at.span(upper))} - 1")
         case ast.Call(args=arguments, keywords=keywords):
             match arguments:
                 case [first, second, *_] if not any(isinstance(one, ast.Starred) for one in (first, second)):
@@ -229,11 +224,11 @@ def _of_statement(node: ast.AST, at: _Positions) -> Iterator[_Found]:
         case ast.If(body=body, orelse=[]) if len(body) <= _MAX_BRANCH:
             yield ("branch_removed", at.start(body[0]), at.end(body[-1]), "pass")
         case ast.Return(value=ast.expr()):
-            yield ("return_none", *_span(at, node), "return None")
+            yield ("return_none", *at.span(node), "return None")
         case ast.AugAssign() | ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
-            yield ("assign_removed", *_span(at, node), "pass")
+            yield ("assign_removed", *at.span(node), "pass")
         case ast.Break():
-            yield ("break_continue", *_span(at, node), "continue")
+            yield ("break_continue", *at.span(node), "continue")
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -146,11 +146,9 @@ def folder_of(requirements: Sequence[str], folder: Path) -> Path:
 
 
 def environment_of(requirements: Sequence[str], more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the requirements of the environment in which the tests of packages run.
+    """Return the requirements of the environment in which the tests of packages such as ``semver==3.1.1`` run.
 
-    Args:
-        requirements: The packages, such as ``semver==3.1.1``.
-        more: What their tests import besides pytest, unless the package is in `TESTED_PACKAGES`.
+    `more` are what the tests import besides pytest, if the package is not in `TESTED_PACKAGES`.
 
     Raises:
         UsageError: A requirement is malformed; or the environment would contain one of the packages, or two versions

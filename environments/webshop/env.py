@@ -184,7 +184,8 @@ class WebShop(gymnasium.Env[str, str]):
         check_seed(seed)
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(1 << 31)) if seed is None else int(seed)
-        session = open_session(self._folder(chosen), drawn, chosen)
+        check_choice("catalogue", chosen.catalogue, self._data)
+        session = open_session(self._data[chosen.catalogue], drawn, chosen)
         self._session = self._shown = session
         self._options, self._turns = chosen, 0
         has_instructions = chosen.is_strict if chosen.instructions is None else chosen.instructions
@@ -223,10 +224,6 @@ class WebShop(gymnasium.Env[str, str]):
         is_compact = self._options.observation == "compact"
         return pages.html(self._shown, {move: number for number, move in self._moves.items()} if is_compact else None)
 
-    def _folder(self, options: WebShopOptions) -> Path:
-        check_choice("catalogue", options.catalogue, self._data)
-        return self._data[options.catalogue]
-
     def _observe(self, session: Session, notice: str) -> tuple[str, Info]:
         if self._options.observation == "compact":
             page = CompactPage(session)
@@ -234,7 +231,7 @@ class WebShop(gymnasium.Env[str, str]):
             moves: list[JSON] = [*page.choices]
         else:
             text = VIEWS[self._options.observation](session)
-            searches = queries(session.goal.instruction).values() if session.can_search else ()
+            searches = queries(session.goal.instruction).values() if session.page == "search" else ()
             moves = [f"search[{query}]" for query in searches]
             moves += [f"click[{label}]" for label in session.clickables() if label != "search"]
         score = session.score.total if session.score else 0.0

@@ -49,7 +49,7 @@ def elements(session: Session) -> Iterator[Element]:
 
 def _elements(session: Session) -> Iterator[Element]:
     if session.page == "done":
-        yield from map(Element, _receipt(session) if session.rules.is_strict else _original_receipt(session))
+        yield from map(Element, _receipt(session))
         return
     if session.page == "search":
         yield Element("WebShop")
@@ -130,17 +130,14 @@ def _escaped(options: Mapping[str, str]) -> str:
 
 
 def _receipt(session: Session) -> Iterator[str]:
-    """Yield the texts of the last page under our rules."""
+    """Yield the texts of the last page. In that of the original, only the purchase and the score are filled in."""
     assert session.product is not None, "it was bought"
     assert session.score is not None, "it was bought"
-    chosen = "".join(f", {name}: {value}" for name, value in session.options.items())
-    yield from (f"You have bought {session.product.title}{chosen}.", f"Your score, 0 to 1: {session.score.total:.3g}")
-
-
-def _original_receipt(session: Session) -> Iterator[str]:
-    """Yield the texts of the last page of the original, which fills in only the purchase and the score."""
-    assert session.product is not None, "it was bought"
-    assert session.score is not None, "it was bought"
+    if session.rules.is_strict:
+        chosen = "".join(f", {name}: {value}" for name, value in session.options.items())
+        yield f"You have bought {session.product.title}{chosen}."
+        yield f"Your score, 0 to 1: {session.score.total:.3g}"
+        return
     yield from ("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)")
     yield from ("Purchased", "asin", session.product.asin, "options", _escaped(session.options))
     yield from ("attrs", "None", "category", "None", "query", "None", "product category", "None")
@@ -153,12 +150,8 @@ def html(session: Session, answers: Mapping[str, str] | None = None) -> str:
     """Return the page that a session shows as an HTML document without scripts and other files.
 
     A click posts the field ``action`` to the relative address ``act``. In its value, ``{query}`` stands for the value
-    of the field ``query``, in which the words of a search are typed.
-
-    Args:
-        session: The session.
-        answers: What to post for each action such as ``click[buy now]``. Controls without an answer are disabled. None:
-            the actions themselves are posted.
+    of the field ``query``, in which the words of a search are typed. `answers` are what to post for each action such as
+    ``click[buy now]``; controls without an answer are disabled. None: the actions themselves are posted.
     """
     return _HEAD + "".join(f"{_drawn(element, answers)}\n" for element in elements(session)) + _TAIL
 

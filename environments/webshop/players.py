@@ -150,7 +150,7 @@ class _EpisodeExpert(WebShopExpert):
         """Return the actions that a state allows; of the searches, only those that the expert considers."""
         if self._view == "compact":
             return list(CompactPage(state).choices.values())
-        texts = queries(state.goal.instruction).values() if state.can_search else ()
+        texts = queries(state.goal.instruction).values() if state.page == "search" else ()
         return [f"search[{text}]" for text in texts] + [_click(label) for label in state.clickables()]
 
     def _best(self, state: Session) -> list[str]:

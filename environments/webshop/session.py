@@ -51,10 +51,6 @@ class Session:
         return other
 
     @property
-    def can_search(self) -> bool:
-        return self.page == "search"
-
-    @property
     def shown(self) -> Sequence[Product]:
         """The products of the results page that is shown."""
         first = (self.number - 1) * PER_PAGE
@@ -94,7 +90,7 @@ class Session:
             name, argument = found[1].lower(), found[2].strip().lower()
             if name == "search":
                 query = " ".join(argument[:MAX_QUERY].split())
-                return self.can_search and bool(query) and self._search(query.split(" "), 1)
+                return self.page == "search" and bool(query) and self._search(query.split(" "), 1)
             return self._click(argument)
         name, argument = _original_action(action)
         return self._search(argument.split(" "), 1) if name == "search" else name == "click" and self._click(argument)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import anyio
 
@@ -32,8 +32,6 @@ CPU_S = 20
 """Maximum CPU seconds of the process that chooses the bugs, which a busy machine does not use up sooner."""
 _MAX_FILES = 8
 _PROGRAM = str(Path(__file__).with_name("bugs.py"))
-
-_Bugs: TypeAlias = Sequence[tuple[str, str, str]]
 
 
 async def judge_with_bugs(
@@ -51,9 +49,11 @@ async def judge_with_bugs(
     """
     fix = await clock.to_thread(changes_of_patch, tree, task.patch)
     wanted = await clock.to_thread(_wanted, task, tree, changes, fix)
-    bugs = await _chosen(wanted, cpu_s)
-    if bugs is None:
+    command = [sys.executable, "-I", "-S", _PROGRAM, str(MAX_BUGS), str(cpu_s)]
+    done = await anyio.run_process(command, input=json.dumps(wanted).encode(), stdout=PIPE, stderr=DEVNULL, check=False)
+    if done.returncode:
         return "unread"
+    bugs: Sequence[tuple[str, str, str]] = json.loads(done.stdout)
     for path, mine, _ in bugs:
         if not await passes({**changes, path: mine.encode()}):
             return "found"
@@ -61,13 +61,6 @@ async def judge_with_bugs(
         if not await passes({**fix, path: known.encode()}):
             return "forged"
     return "unknown"
-
-
-async def _chosen(wanted: Mapping[str, object], cpu_s: int) -> _Bugs | None:
-    command = [sys.executable, "-I", "-S", _PROGRAM, str(MAX_BUGS), str(cpu_s)]
-    done = await anyio.run_process(command, input=json.dumps(wanted).encode(), stdout=PIPE, stderr=DEVNULL, check=False)
-    found: _Bugs | None = json.loads(done.stdout) if done.returncode == 0 else None
-    return found
 
 
 def _wanted(task: SweTask, tree: Path, changes: Mapping[str, bytes], fix: Mapping[str, bytes]) -> dict[str, object]:

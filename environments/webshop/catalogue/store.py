@@ -113,19 +113,24 @@ class Catalogue:
     Attributes:
         digest: Hash of the products; equal for equal catalogues.
         source: Where the products come from.
+        product: Function that returns the product of a number; raises `IndexError` if no product has it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        meta = _read_meta(folder)
+        remedy = f"delete the folder and build it again with envkit data {folder.name}"
+        try:
+            meta = msgspec.json.decode((folder / "meta.json").read_bytes(), type=_Meta)
+        except (OSError, msgspec.DecodeError) as error:
+            raise UsageError(f"{folder} has no catalogue of products: {error}; {remedy}") from None
+        if meta.format != _FORMAT:
+            problem = f"has a catalogue of format {meta.format}, but this version of envkit reads format {_FORMAT}"
+            raise UsageError(f"{folder} {problem}; {remedy}")
         self.digest, self.source, self._count = meta.digest, meta.source, meta.count
         self._blob, self._ends = map_bytes(folder / "products.bin"), map_array(folder / "product_ends.npy").data
         if len(self._blob) != (self._ends[-1] if self._count else 0):
-            raise UsageError(
-                f"{folder} is damaged; delete the folder and build it again with envkit data {folder.name}"
-            )
+            raise UsageError(f"{folder} is damaged; {remedy}")
         self._asins, self._asin_numbers = map_array(folder / "asins.npy"), map_array(folder / "asin_numbers.npy")
-        self._index = Index(folder / "search")
         self._goals: dict[tuple[bool, Split | None], Sequence[int]] = {
             (human, split): map_array(folder / _goal_file(human, split)).data
             for human in (False, True)
@@ -133,7 +138,7 @@ class Catalogue:
         }
         self._decoder = msgspec.msgpack.Decoder(Product)
         self.product = lru_cache(maxsize=1024)(self._product)
-        self._search = lru_cache(maxsize=1024)(self._index.search)
+        self._search = lru_cache(maxsize=1024)(Index(folder / "search").search)
 
     def __len__(self) -> int:
         return self._count
@@ -142,7 +147,6 @@ class Catalogue:
         return open_catalogue, (self._folder,)  # a copy in another process maps the same files
 
     def _product(self, number: int) -> Product:
-        """Return the product of a number; raises `IndexError` if no product has it."""
         return self._decoder.decode(self._blob[self._ends[number - 1] if number else 0 : self._ends[number]])
 
     def number_of(self, asin: str) -> int | None:
@@ -177,15 +181,3 @@ def open_catalogue(folder: Path) -> Catalogue:
         UsageError: The folder has no catalogue, or one of another version of envkit.
     """
     return Catalogue(folder)
-
-
-def _read_meta(folder: Path) -> _Meta:
-    try:
-        meta = msgspec.json.decode((folder / "meta.json").read_bytes(), type=_Meta)
-    except (OSError, msgspec.DecodeError) as error:
-        remedy = f"delete the folder and build it again with envkit data {folder.name}"
-        raise UsageError(f"{folder} has no catalogue of products: {error}; {remedy}") from None
-    if meta.format != _FORMAT:
-        problem = f"has a catalogue of format {meta.format}, but this version of envkit reads format {_FORMAT}"
-        raise UsageError(f"{folder} {problem}; delete the folder and build it again with envkit data {folder.name}")
-    return meta

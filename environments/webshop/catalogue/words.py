@@ -15,6 +15,12 @@ def _items(text: str) -> tuple[str, ...]:
     return tuple(text.split("; "))
 
 
+def _lists(text: str) -> Mapping[str, tuple[str, ...]]:
+    """Return lists by name, each of which begins on a line of its own."""
+    rows = (row.partition(": ") for row in text.strip().replace("\n  ", " ").splitlines())
+    return {name: _items(items) for name, _, items in rows}
+
+
 class Kind(NamedTuple):
     """A kind of product, with its price range in dollars. The other fields are those of `Product`.
 
@@ -33,100 +39,58 @@ class Kind(NamedTuple):
     attributes: tuple[str, ...]
 
 
-_COLORS = _items(
-    "black; white; navy; grey; red; blue; green; pink; beige; brown; silver; gold; rose gold; light grey; dark grey;"
-    " royal blue; hot pink; wine; khaki; charcoal; mint; walnut; army green; purple; yellow; turquoise; burgundy;"
-    " clear; orange; teal; lavender; ivory; cream; camel; coral; sky blue; light blue; dark blue; olive; mustard;"
-    " rust; taupe; champagne; coffee; apricot; plum; lilac; sage green; dusty rose; off white; black | white; navy |"
-    " red; grey | white; black | gold; a-blue; b-green; c-pink; multi 1; multi 2; multicolor; leopard; camouflage;"
-    " striped; plaid; floral"
-)
-_WOOD = _items(
-    "natural oak; dark walnut; espresso; white oak; rustic brown; black; white; grey wash; antique white; cherry;"
-    " maple; weathered grey; honey pine; mahogany; graphite"
-)
-_METAL = _items(
-    "black; brushed nickel; antique brass; chrome; bronze; matte white; copper; polished gold; gunmetal; champagne gold"
-)
-_SHADES = _items(
-    "porcelain; ivory; nude; sand; honey; caramel; almond; cocoa; espresso; rosewood; berry; cherry red; peach;"
-    " mauve; plum; coral crush; soft pink; brick; 01 fair; 02 light; 03 medium; 04 tan; 05 deep"
-)
-_HAIR = _items(
-    "jet black; natural black; dark brown; chestnut brown; ash blonde; honey blonde; platinum blonde; auburn;"
-    " burgundy; copper red; silver grey; ombre brown; ombre blonde; 1b; 4 medium brown; 27 strawberry blonde; 613"
-    " bleach blonde"
-)
-_POOLS: Mapping[str, tuple[str, ...]] = {
-    "colors": _COLORS,
-    "wood": _WOOD,
-    "metal": _METAL,
-    "shades": _SHADES,
-    "hair": _HAIR,
-    "apparel": _items("x-small; small; medium; large; x-large; xx-large; 3x-large; 4x-large; 5x-large; large tall"),
-    "waists": _items("28; 29; 30; 31; 32; 33; 34; 36; 38; 40; 42; 44; 32w x 30l; 34w x 32l; 36w x 34l; 38w x 30l"),
-    "shoes": _items(
-        "5; 5.5; 6; 6.5; 7; 7.5; 8; 8.5; 9; 9.5; 10; 10.5; 11; 12; 13; 7 wide; 8 wide; 9 wide; 10 wide; 8 narrow"
-    ),
-    "beds": _items("twin; twin xl; full; queen; king; california king; crib; toddler"),
-    "panels": _items(
-        '42"w x 45"l; 42"w x 63"l; 52"w x 45"l; 52"w x 63"l; 52"w x 84"l; 52"w x 96"l; 60"w x 84"l; 60"w x 90"l;'
-        ' 100"w x 84"l'
-    ),
-    "volumes": _items(
-        "1 fl oz; 1.7 fl oz; 2 fl oz; 3.4 fl oz; 8 ounce; 8 ounce (pack of 2); 12 ounce; 16 ounce (pack of 1); 32 fl"
-        " oz"
-    ),
-    "weights": _items(
-        "4 ounce; 6 ounce (pack of 3); 8 ounce; 12 ounce; 12 ounce (pack of 6); 1 pound; 2 pound; 2.5 pound (pack of"
-        " 1); 5 pound"
-    ),
-    "counts": _items(
-        "1 count; 2 count; 4 count; 6 count; 8 count; 12 count; 24 count; 1-pack; 3-pack; 10 count (pack of 2)"
-    ),
-    "lengths": _items("1.5 feet; 3 feet; 6 feet; 10 ft; 12 ft; 15 ft; 25 feet; 33 feet; 50 feet; 6 feet (2 pack)"),
-    "inches": _items(
-        "8x10 inch; 12x16 inch; 12 x 18 inch; 16x20 inch; 18 x 18 inch; 20 x 20 inch; 24x36 inch; 30x40 inch; 12 x 20"
-        " inch"
-    ),
-    "hair lengths": _items("8 inch; 10 inch; 12 inch; 14 inch; 16 inch; 18 inch; 20 inch; 22 inch; 24 inch; 26 inch"),
-    "rugs": _items("2 x 3 ft; 2 x 6 ft; 3 x 5 ft; 4 x 6 ft; 5 x 7 ft; 6 x 9 ft; 8 x 10 ft; 9 x 12 ft; 6 ft round"),
-    "widths": _items("24 inch; 30 inch; 36 inch; 42 inch; 48 inch; 55 inch; 60 inch; 72 inch"),
-    "screens": _items("7 inch; 10.1 inch; 11 inch; 13.3 inch; 14 inch; 15.6 inch; 17 inch"),
-    "watch": _items("38mm; 40mm; 41mm; 42mm; 44mm; 45mm; small band; large band"),
-    "memory": _items("8gb; 16gb; 32gb; 64gb; 128gb; 256gb; 512gb; 1tb; 16gb ram | 512gb ssd; 32gb ram | 1tb ssd"),
-    "models": _items(
-        "for model 8; for model 11; for model 12; for model 12 mini; for model 13; for model 13 pro; for model 13"
-        " max; for tablet 10; for galaxy 20; for galaxy 21; for galaxy 21 ultra"
-    ),
-    "kits": _items(
-        "body only; with carrying case; with tripod; starter kit; with 32gb card; travel bundle; upgraded version"
-    ),
-    "seats": _items(
-        "left facing; right facing; with ottoman; without ottoman; with usb charger; reclining; 2 seater; 3 seater"
-    ),
-    "looks": _items("classic; modern; farmhouse; with lights; without lights; set of 2; set of 4; tall version"),
-    "sets": _items("single; value pack; gift set; refill; sample set"),
-    "soles": _items("low top; mid top; high top; with laces; slip on"),
-    "shapes": _items("rectangular; runner; oval; hexagon"),
-    "fits": _items("men; women; youth; big boys; big girls"),
-    "sweets": _items(
-        "dark chocolate; milk chocolate; french vanilla; maple; caramel sea salt; peanut butter; cinnamon;"
-        " strawberry; blueberry; mixed berry; lemon; coconut; mocha; hazelnut; pumpkin spice; apple pie; variety pack"
-    ),
-    "savory": _items(
-        "sea salt; honey mustard; spicy chili; smoky barbecue; garlic herb; teriyaki; cheddar; black pepper;"
-        " jalapeno; sweet onion; original; buffalo; lemon pepper; rosemary; variety pack"
-    ),
-    "drinks": _items(
-        "peach; lemon ginger; wild cherry; green tea; mint; chai; hibiscus; raspberry; ginger lime; mango; earl grey;"
-        " unsweetened; dark roast; medium roast; light roast; breakfast blend; decaf"
-    ),
-    "scents": _items(
-        "fresh linen; citrus mint; unscented; coconut lime; woody; eucalyptus; vanilla bean; rose water; lavender"
-        " fields; sandalwood; cucumber melon; jasmine; ocean breeze; tea tree mint; sweet orange; white musk"
-    ),
-}  # fmt: skip
+_POOLS = _lists("""
+colors: black; white; navy; grey; red; blue; green; pink; beige; brown; silver; gold; rose gold; light grey; dark grey;
+  royal blue; hot pink; wine; khaki; charcoal; mint; walnut; army green; purple; yellow; turquoise; burgundy; clear;
+  orange; teal; lavender; ivory; cream; camel; coral; sky blue; light blue; dark blue; olive; mustard; rust; taupe;
+  champagne; coffee; apricot; plum; lilac; sage green; dusty rose; off white; black | white; navy | red; grey | white;
+  black | gold; a-blue; b-green; c-pink; multi 1; multi 2; multicolor; leopard; camouflage; striped; plaid; floral
+wood: natural oak; dark walnut; espresso; white oak; rustic brown; black; white; grey wash; antique white; cherry;
+  maple; weathered grey; honey pine; mahogany; graphite
+metal: black; brushed nickel; antique brass; chrome; bronze; matte white; copper; polished gold; gunmetal; champagne
+  gold
+shades: porcelain; ivory; nude; sand; honey; caramel; almond; cocoa; espresso; rosewood; berry; cherry red; peach;
+  mauve; plum; coral crush; soft pink; brick; 01 fair; 02 light; 03 medium; 04 tan; 05 deep
+hair: jet black; natural black; dark brown; chestnut brown; ash blonde; honey blonde; platinum blonde; auburn; burgundy;
+  copper red; silver grey; ombre brown; ombre blonde; 1b; 4 medium brown; 27 strawberry blonde; 613 bleach blonde
+apparel: x-small; small; medium; large; x-large; xx-large; 3x-large; 4x-large; 5x-large; large tall
+waists: 28; 29; 30; 31; 32; 33; 34; 36; 38; 40; 42; 44; 32w x 30l; 34w x 32l; 36w x 34l; 38w x 30l
+shoes: 5; 5.5; 6; 6.5; 7; 7.5; 8; 8.5; 9; 9.5; 10; 10.5; 11; 12; 13; 7 wide; 8 wide; 9 wide; 10 wide; 8 narrow
+beds: twin; twin xl; full; queen; king; california king; crib; toddler
+panels: 42"w x 45"l; 42"w x 63"l; 52"w x 45"l; 52"w x 63"l; 52"w x 84"l; 52"w x 96"l; 60"w x 84"l; 60"w x 90"l; 100"w x
+  84"l
+volumes: 1 fl oz; 1.7 fl oz; 2 fl oz; 3.4 fl oz; 8 ounce; 8 ounce (pack of 2); 12 ounce; 16 ounce (pack of 1); 32 fl oz
+weights: 4 ounce; 6 ounce (pack of 3); 8 ounce; 12 ounce; 12 ounce (pack of 6); 1 pound; 2 pound; 2.5 pound (pack of 1);
+  5 pound
+counts: 1 count; 2 count; 4 count; 6 count; 8 count; 12 count; 24 count; 1-pack; 3-pack; 10 count (pack of 2)
+lengths: 1.5 feet; 3 feet; 6 feet; 10 ft; 12 ft; 15 ft; 25 feet; 33 feet; 50 feet; 6 feet (2 pack)
+inches: 8x10 inch; 12x16 inch; 12 x 18 inch; 16x20 inch; 18 x 18 inch; 20 x 20 inch; 24x36 inch; 30x40 inch; 12 x 20
+  inch
+hair lengths: 8 inch; 10 inch; 12 inch; 14 inch; 16 inch; 18 inch; 20 inch; 22 inch; 24 inch; 26 inch
+rugs: 2 x 3 ft; 2 x 6 ft; 3 x 5 ft; 4 x 6 ft; 5 x 7 ft; 6 x 9 ft; 8 x 10 ft; 9 x 12 ft; 6 ft round
+widths: 24 inch; 30 inch; 36 inch; 42 inch; 48 inch; 55 inch; 60 inch; 72 inch
+screens: 7 inch; 10.1 inch; 11 inch; 13.3 inch; 14 inch; 15.6 inch; 17 inch
+watch: 38mm; 40mm; 41mm; 42mm; 44mm; 45mm; small band; large band
+memory: 8gb; 16gb; 32gb; 64gb; 128gb; 256gb; 512gb; 1tb; 16gb ram | 512gb ssd; 32gb ram | 1tb ssd
+models: for model 8; for model 11; for model 12; for model 12 mini; for model 13; for model 13 pro; for model 13 max;
+  for tablet 10; for galaxy 20; for galaxy 21; for galaxy 21 ultra
+kits: body only; with carrying case; with tripod; starter kit; with 32gb card; travel bundle; upgraded version
+seats: left facing; right facing; with ottoman; without ottoman; with usb charger; reclining; 2 seater; 3 seater
+looks: classic; modern; farmhouse; with lights; without lights; set of 2; set of 4; tall version
+sets: single; value pack; gift set; refill; sample set
+soles: low top; mid top; high top; with laces; slip on
+shapes: rectangular; runner; oval; hexagon
+fits: men; women; youth; big boys; big girls
+sweets: dark chocolate; milk chocolate; french vanilla; maple; caramel sea salt; peanut butter; cinnamon; strawberry;
+  blueberry; mixed berry; lemon; coconut; mocha; hazelnut; pumpkin spice; apple pie; variety pack
+savory: sea salt; honey mustard; spicy chili; smoky barbecue; garlic herb; teriyaki; cheddar; black pepper; jalapeno;
+  sweet onion; original; buffalo; lemon pepper; rosemary; variety pack
+drinks: peach; lemon ginger; wild cherry; green tea; mint; chai; hibiscus; raspberry; ginger lime; mango; earl grey;
+  unsweetened; dark roast; medium roast; light roast; breakfast blend; decaf
+scents: fresh linen; citrus mint; unscented; coconut lime; woody; eucalyptus; vanilla bean; rose water; lavender fields;
+  sandalwood; cucumber melon; jasmine; ocean breeze; tea tree mint; sweet orange; white musk
+""")
+"""The values of options that kinds of products choose from."""
 
 # For each category: its widest category and its attributes; then a paragraph for each kind, which gives the query, the
 # path, the nouns, the options with their pools, the prices and the attributes.
@@ -388,30 +352,18 @@ ADJECTIVES: Mapping[str, tuple[str, ...]] = {
         "grocery": "gourmet; delicious; artisan; traditional; crunchy; tasty; fresh; wholesome; authentic; hearty",
     }.items()
 }
-EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "beauty": _items(
-        "gentle daily care; smooth and radiant look; salon results at home; gift for her; suitable for all ages;"
-        " refreshing spa feeling; perfect for your bathroom; deep nourishing formula; for day and night; beauty"
-        " essentials"
-    ),
-    "electronics": _items(
-        "compatible with most devices; upgraded chip; replacement accessories; for home and office; stable"
-        " connection; one year warranty; works with phones and tablets; crystal clear picture; simple setup; latest"
-        " version"
-    ),
-    "garden": _items(
-        "accent for bedroom; farmhouse decoration; entryway and hallway; apartment and dorm; multipurpose organizer;"
-        " sturdy construction; housewarming gift; indoor and outdoor; minimalist furniture; cozy atmosphere"
-    ),
-    "fashion": _items(
-        "casual summer beach; party and vacation; trendy street look; plus size available; holiday gift idea; cute"
-        " graphic pattern; outdoor hiking and camping; office and business; all season; vintage inspired"
-    ),
-    "grocery": _items(
-        "healthy snack; family favorite; perfect for lunch bags; made in small batches; bulk value; kitchen pantry"
-        " staple; real taste; no preservatives; on the go; great for sharing"
-    ),
-}
+EXTRAS = _lists("""
+beauty: gentle daily care; smooth and radiant look; salon results at home; gift for her; suitable for all ages;
+  refreshing spa feeling; perfect for your bathroom; deep nourishing formula; for day and night; beauty essentials
+electronics: compatible with most devices; upgraded chip; replacement accessories; for home and office; stable
+  connection; one year warranty; works with phones and tablets; crystal clear picture; simple setup; latest version
+garden: accent for bedroom; farmhouse decoration; entryway and hallway; apartment and dorm; multipurpose organizer;
+  sturdy construction; housewarming gift; indoor and outdoor; minimalist furniture; cozy atmosphere
+fashion: casual summer beach; party and vacation; trendy street look; plus size available; holiday gift idea; cute
+  graphic pattern; outdoor hiking and camping; office and business; all season; vintage inspired
+grocery: healthy snack; family favorite; perfect for lunch bags; made in small batches; bulk value; kitchen pantry
+  staple; real taste; no preservatives; on the go; great for sharing
+""")
 PEOPLE = _items(
     "women; men; kids; adults; home; office; travel; gifts; outdoor use; families; beginners; the whole year;"
     " friends; mom and dad; students; the weekend"

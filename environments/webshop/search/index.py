@@ -131,8 +131,7 @@ class Index:
             worst = np.partition(final[hits], len(hits) - limit)[len(hits) - limit]
             hits = hits[final[hits] >= worst]
         order = np.lexsort((self._ranks[hits], -final[hits]))
-        best: list[int] = hits[order[:limit]].tolist()
-        return best
+        return list(hits[order[:limit]].tolist())
 
     def _postings(self, term: str) -> slice:
         """Return where the postings of a term are; an empty slice for a term that no document contains."""

@@ -8,7 +8,7 @@ import pytest
 
 import envkit
 from envkit.environments.board import MOVES, find_board
-from envkit.environments.boards.episode_params import SIDES, slipped
+from envkit.environments.boards.slip_noise import SIDES, slipped
 from envkit.environments.counter_rng import chance
 from envkit.environments.frozen_lake import FrozenLake, FrozenLakeExpert, LakeGame, LakeOptions, draw_lake
 from envkit.types import JSON, Observation

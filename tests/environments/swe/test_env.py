@@ -15,9 +15,8 @@ import pytest
 from envkit import clock
 from envkit.environments.split import SPLITS
 from envkit.environments.swe import Swe, SweTasks
-from envkit.environments.swe.checkout import between
+from envkit.environments.swe.checkout import apply_command, between
 from envkit.environments.swe.env import SweBug, options_of
-from envkit.environments.swe.patch_command import apply_command
 from envkit.environments.swe.runs import REPO, spec_of
 from envkit.environments.tools import write_call
 from envkit.errors import OptionError, UsageError

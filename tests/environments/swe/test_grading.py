@@ -17,9 +17,8 @@ import pytest
 
 from envkit import clock
 from envkit.environments.swe.checkout import source_of
-from envkit.environments.swe.grading import MAX_CHANGES, Verdict, grade_changes, sort_out
+from envkit.environments.swe.grading import MAX_CHANGES, Verdict, flags_of, grade_changes, sort_out
 from envkit.environments.swe.runs import REPO, RunSettings, read_report, run_tests, spec_of
-from envkit.environments.swe.suspicion.flags import flags_of
 from envkit.environments.swe.suspicion.second_bug import judge_with_bugs
 from envkit.environments.swe.tasks import SweTask
 from envkit.errors import UsageError
