@@ -203,18 +203,17 @@ class Agent:
 
     def _close_shell(self, connection: HostConnection, number: int, header: Header) -> IncomingCall:
         call = IncomingCall(connection, number)
-        closing = [key for key in self._shells if key[0] == header["name"]]
-        left = [len(closing)]
+        # The host puts the user into the name of the shell, so at most one shell has this name.
+        key = next((key for key in self._shells if key[0] == header["name"]), None)
 
         def closed() -> None:
-            left[0] -= 1
-            if left[0] == 0 and not call.is_over:
+            if not call.is_over:
                 call.finish()
 
-        for key in closing:
+        if key is None:
+            closed()
+        else:
             self._shells.pop(key).close(closed)
-        if not closing:
-            call.finish()
         return call
 
     def _resize(self, connection: HostConnection, header: Header) -> dict[str, Json]:
