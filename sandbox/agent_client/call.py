@@ -110,27 +110,6 @@ class Call:
         end: Header of the last frame of the reply; None until it arrives.
     """
 
-    __slots__ = (
-        "_acknowledged",
-        "_allowance_s",
-        "_bounds",
-        "_channel",
-        "_deadline",
-        "_error",
-        "_is_abandoned",
-        "_is_at_eof",
-        "_is_renewed",
-        "_is_retried",
-        "_pieces",
-        "_queued",
-        "_timer",
-        "_unacknowledged",
-        "_waiter",
-        "end",
-        "id",
-        "starts_program",
-    )
-
     def __init__(self, channel: CallChannel, number: int, do: str, fields: Fields, queue_s: float) -> None:
         loop = channel.loop
         timeout_s = fields.get("timeout_s")
@@ -265,12 +244,12 @@ class Call:
         elif body:
             raise MalformedReplyError("a body without 'of', the name of its output")
         elif header.get("end") is True:
-            self._finish(end=header)
+            self.finish(end=header)
         elif "error" in header:
             code, text = header["error"], header.get("text")
             if not isinstance(code, str) or not isinstance(text, str):
                 raise MalformedReplyError("an error without code and text")
-            self._finish(error=RefusedCallError(code, one_line(text)))
+            self.finish(error=RefusedCallError(code, one_line(text)))
         elif "ack" in header:
             self._take_ack(header["ack"])
         elif header.get("eof") is True and not self._is_at_eof:  # A second ``eof`` is a protocol error.
@@ -278,10 +257,6 @@ class Call:
             self._wake()
         else:
             raise MalformedReplyError("an unexpected header")
-
-    def lose(self, error: ChannelEndedError) -> None:
-        """Fail the call, because the channel has ended and no reply will come."""
-        self._finish(error=error)
 
     def _take_piece(self, kind: JSON, body: bytes) -> None:
         if not isinstance(kind, str) or kind not in self._bounds or self._is_at_eof:
@@ -307,7 +282,8 @@ class Call:
         self._unacknowledged -= count
         self._wake_sender()
 
-    def _finish(self, end: dict[str, JSON] | None = None, error: Exception | None = None) -> None:
+    def finish(self, *, end: dict[str, JSON] | None = None, error: Exception | None = None) -> None:
+        """End the call, with the last frame of the reply or an error."""
         self.end, self._error = end, error
         self.disarm()
         self._channel.forget(self)

@@ -112,14 +112,10 @@ class AgentChannel:
         self._hello: asyncio.Future[None] = self.loop.create_future()
         self._stalled: set[Call] = set()
         self._room: asyncio.Future[None] | None = None
-        self._is_ended = False
+        self.is_ended = False
         self._end = anyio.Event()
         self._on_end: list[Callable[[], None]] = []
         self._reader: asyncio.Task[None] | None = None
-
-    @property
-    def is_ended(self) -> bool:
-        return self._is_ended
 
     @property
     def is_stalled(self) -> bool:
@@ -138,7 +134,7 @@ class AgentChannel:
             await asyncio.wait([self._hello])
         if not self._hello.done():
             self.fail(Cause(CauseKind.START_FAILED, f"not ready after {timeout_s:g} s"))
-        if self._is_ended:
+        if self.is_ended:
             raise ChannelEndedError(self.reason)
         await self.send({"config": dict(config)})
 
@@ -155,7 +151,7 @@ class AgentChannel:
             ChannelEndedError: The agent is gone or unresponsive.
             ValueError: The arguments exceed 1 MiB.
         """
-        call = await self._begin(do, fields, queue_s)
+        call = await self.start(do, fields, queue_s)
         try:
             if feed is not None:
                 await call.feed(feed)
@@ -164,9 +160,19 @@ class AgentChannel:
             await call.leave()
             raise
 
-    async def start(self, do: str, /, **fields: JSON) -> Call:
+    async def start(self, do: str, fields: Fields, queue_s: float = 0.0) -> Call:
         """Start a call with a streamed reply; the caller ends it with `Call.leave`. Raises what `call` raises."""
-        return await self._begin(do, fields, 0.0)
+        frame = _frame({"id": self._last_id + 1, "do": do, **fields})
+        if self.is_ended:
+            raise ChannelEndedError(self.reason)
+        self._last_id += 1
+        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s)
+        try:
+            await self._send_frame(frame)
+        except BaseException:
+            await call.leave()
+            raise
+        return call
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
         """Send one frame."""
@@ -178,7 +184,7 @@ class AgentChannel:
 
     def when_ended(self, call: Callable[[], None]) -> None:
         """Run the function `call` when the channel ends, or immediately if it has already ended."""
-        if self._is_ended:
+        if self.is_ended:
             call()
         else:
             self._on_end.append(call)
@@ -189,16 +195,16 @@ class AgentChannel:
 
     def fail(self, reason: Cause | None) -> None:
         """End the channel, unless it has ended. `reason` is None if the host closes it or the agent has ended it."""
-        if self._is_ended:
+        if self.is_ended:
             return
-        self._is_ended = True
+        self.is_ended = True
         self.reason = reason
         self._stream.close()
         if self._reader is not None and self._reader is not asyncio.current_task(self.loop):
             self._reader.cancel()
         self._hello.cancel()
         for call in list(self._calls.values()):
-            call.lose(ChannelEndedError(reason))
+            call.finish(error=ChannelEndedError(reason))
         self._end.set()
         for callback in self._on_end:
             callback()
@@ -224,21 +230,8 @@ class AgentChannel:
             if not self._stalled and self._room is not None and not self._room.done():
                 self._room.set_result(None)
 
-    async def _begin(self, do: str, fields: Fields, queue_s: float) -> Call:
-        frame = _frame({"id": self._last_id + 1, "do": do, **fields})
-        if self._is_ended:
-            raise ChannelEndedError(self.reason)
-        self._last_id += 1
-        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s)
-        try:
-            await self._send_frame(frame)
-        except BaseException:
-            await call.leave()
-            raise
-        return call
-
     async def _send_frame(self, frame: bytes) -> None:
-        if self._is_ended:
+        if self.is_ended:
             raise ChannelEndedError(self.reason)
         try:
             await self._stream.send(frame)
