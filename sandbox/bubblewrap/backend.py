@@ -352,7 +352,7 @@ def _find_detached(sandbox_id: str, parents: cgroups.CgroupFolders) -> tuple[Sup
         first = FirstProcess(note.first_pid)
     except OSError:
         raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None
-    return Supervisor(None, cgroups.Cgroup(parents, note.group), first=first, folder=note.folder), first
+    return Supervisor(None, cgroups.Cgroup(parents, note.group), known_first=first, folder=note.folder), first
 
 
 def _limit_inodes(supervised: Supervisor, disk_mib: int) -> bool:

@@ -173,7 +173,7 @@ def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | N
         return None
     if state.get("OOMKilled") and code == 128 + signal.SIGKILL and out_of_memory is not None:
         return out_of_memory
-    return cause_of(128 - code if 128 < code <= 192 else code, last_line)
+    return cause_of(code, last_line)
 
 
 def _host(spec: SandboxSpec, limits: SandboxLimits, labels: Mapping[str, str]) -> dict[str, JSON]:
