@@ -37,7 +37,6 @@ class Events:
         self._kept: deque[PoolEvent] = deque(maxlen=KEPT_EVENTS)
         self._last = 0
         self._arrived = anyio.Event()
-        self._readers = 0
         self._is_closed = False
 
     def emit(
@@ -69,11 +68,7 @@ class Events:
             elif self._is_closed:
                 return
             else:
-                self._readers += 1
-                try:
-                    await self._arrived.wait()
-                finally:
-                    self._readers -= 1
+                await self._arrived.wait()
 
     def close(self) -> None:
         """End the iteration of all readers after the last event."""
@@ -81,9 +76,8 @@ class Events:
         self._wake()
 
     def _wake(self) -> None:
-        if self._readers:
-            self._arrived.set()
-            self._arrived = anyio.Event()
+        self._arrived.set()
+        self._arrived = anyio.Event()
 
 
 class LedgerStore(Protocol):
