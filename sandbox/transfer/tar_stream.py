@@ -62,12 +62,9 @@ async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
     Raises:
         UsageError: `source` is missing, cannot be read, or contains an entry other than a file, folder or link.
     """
-    pieces = _gathered(_packed(source, name))
-    while True:
-        piece = await clock.to_thread(_next, pieces)
-        if not piece:
-            return
-        yield piece
+    pieces = _packed(source, name)
+    while gathered := await clock.to_thread(_gathered, pieces):
+        yield gathered
 
 
 async def unpacked(
@@ -156,18 +153,11 @@ def _packed_file(path: Path, name: str) -> Iterator[bytes]:
         os.close(handle)
 
 
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Join `pieces` to at least 1 MiB each (except the last), because each piece costs a call in another thread."""
-    waiting: list[bytes] = []
-    count = 0
+def _gathered(pieces: Iterator[bytes]) -> bytes:
+    """Join the next `pieces` to at least 1 MiB, unless they end before; return empty bytes after the end."""
+    waiting = bytearray()
     for piece in pieces:
-        waiting.append(piece)
-        count += len(piece)
-        if count >= _PIECE_BYTES:
-            yield b"".join(waiting)
-            waiting, count = [], 0
-    yield b"".join(waiting)
-
-
-def _next(pieces: Iterator[bytes]) -> bytes:
-    return next(pieces, b"")
+        waiting += piece
+        if len(waiting) >= _PIECE_BYTES:
+            break
+    return bytes(waiting)
