@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -217,11 +217,8 @@ async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
     """
     done = await clock.to_thread(_prune_here, dry_run)
     if await _has_docker(warn):
-        daemon = await Daemon.connect()
-        try:
+        async with aclosing(await Daemon.connect()) as daemon:
             found = await docker_orphans.gone(daemon) if dry_run else await docker_orphans.reap(daemon)
-        finally:
-            await daemon.close()
         done += [f"{kind} {id}" for kind, id in found]
     return done
 
