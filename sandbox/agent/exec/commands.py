@@ -57,7 +57,8 @@ class Exec(IncomingCall):
         try:
             self._worker = context.workers.take(user)
         except OSError as error:
-            self._refuse(error)
+            self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
+            self._finish_with_code(_NO_START)
             return
         try:
             name = self._open_terminal(user, *size) if size else b""
@@ -70,7 +71,9 @@ class Exec(IncomingCall):
             context.workers.give_back(self._worker)
             self._close_and(lambda: None)
             raise
-        self._timer = context.loop.after(timeout_s, self._on_timeout, self)
+        self._timer = context.loop.after(
+            timeout_s, lambda: self._end_with(lambda: self._finish_with_code(None, timed_out=True)), self
+        )
         self._worker.run(request, files, self._on_ended)
 
     def more(self, piece: bytes) -> None:
@@ -150,9 +153,6 @@ class Exec(IncomingCall):
         for output in self._outputs:
             output.pause(paused)
 
-    def _on_timeout(self) -> None:
-        self._end_with(lambda: self._finish_with_code(None, timed_out=True))
-
     def _on_ended(self, code: int, left: bool) -> None:
         if left:
             self._end_with(lambda: self._finish_with_code(code))
@@ -186,8 +186,3 @@ class Exec(IncomingCall):
         self._context.report_oom_kills()
         known = self._context.out_of_memory(code)
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
-
-    def _refuse(self, error: OSError) -> None:
-        """End the call with exit code 126, and with the reason as standard error, because no worker could be forked."""
-        self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
-        self._finish_with_code(_NO_START)
