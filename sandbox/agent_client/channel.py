@@ -85,10 +85,7 @@ class Survived:
 
 
 class AgentChannel:
-    """A channel for calls to one agent. Must be created in a running event loop.
-
-    Args:
-        stream: The byte stream to the agent; the channel closes it.
+    """A channel for calls to one agent over `stream`, which it closes. Must be created in a running event loop.
 
     Attributes:
         loop: The event loop that the channel runs in.
@@ -111,7 +108,8 @@ class AgentChannel:
         self._last_id = 0
         self._hello: asyncio.Future[None] = self.loop.create_future()
         self._stalled: set[Call] = set()
-        self._room: asyncio.Future[None] | None = None
+        self._flows = asyncio.Event()
+        self._flows.set()
         self.is_ended = False
         self._end = anyio.Event()
         self._on_end: list[Callable[[], None]] = []
@@ -222,13 +220,13 @@ class AgentChannel:
     def stall(self, call: Call) -> None:
         """Pause reading from the agent until `unstall` is called for `call`."""
         self._stalled.add(call)
+        self._flows.clear()
 
     def unstall(self, call: Call) -> None:
         """Undo `stall` for `call`; resume reading unless another call is stalled."""
-        if call in self._stalled:
-            self._stalled.remove(call)
-            if not self._stalled and self._room is not None and not self._room.done():
-                self._room.set_result(None)
+        self._stalled.discard(call)
+        if not self._stalled:
+            self._flows.set()
 
     async def _send_frame(self, frame: bytes) -> None:
         if self.is_ended:
@@ -244,9 +242,7 @@ class AgentChannel:
         try:
             while data := await self._stream.receive():
                 self._take(data)
-                while self._stalled:
-                    self._room = self.loop.create_future()
-                    await self._room
+                await self._flows.wait()
             reason = None
         except MalformedReplyError as error:
             reason = _protocol_error(str(error))

@@ -57,14 +57,7 @@ class AgentSandbox(Sandbox):
     """One sandbox; implements `envkit.protocols.Sandbox`. Must be created in a running event loop.
 
     If the agent ends or violates the protocol, the sandbox is ended and its resources are released immediately, even
-    if nobody calls `stop`.
-
-    Args:
-        sandbox_id: Id of the sandbox.
-        channel: The channel to its agent.
-        resources: Resources of the sandbox on the host.
-        work: See the attribute `work`.
-        forget: Receives this sandbox when its teardown is complete.
+    if nobody calls `stop`. When the teardown is complete, `forget` receives this sandbox.
 
     Attributes:
         work: Path of the programs' working directory inside the sandbox.
