@@ -90,8 +90,10 @@ class Supervisor:
         assert self.child is not None
         return self.child.pid
 
-    async def enclose(self) -> None:
-        """Move the sandbox's processes into its cgroup. Must be called before the agent receives its configuration.
+    async def enclose(self) -> FirstProcess:
+        """Move the sandbox's processes into its cgroup, and return process 1.
+
+        Must be called before the agent receives its configuration.
 
         Takes several milliseconds, during which the agent's Python starts.
 
@@ -103,6 +105,7 @@ class Supervisor:
                 raise ProcessLookupError
             await anyio.wait_readable(self.info)
         await clock.to_thread(self._join, (self.pid, first.pid))
+        return first
 
     async def cause(self, survived: Survived) -> Cause:
         """Wait at most 2 s for the sandbox's end; return its cause. `survived` counts OOM kills that did not end it."""

@@ -27,14 +27,9 @@ def reserve_mib(memory_mib: int) -> int:
 
 
 class AgentCgroup:
-    """The memory cgroup of the agent's programs in one sandbox. `make` creates it.
+    """The memory cgroup of the agent's programs, a child of the sandbox's memory cgroup. `make` creates its `folder`.
 
-    Args:
-        sandbox: Folder of the sandbox's memory cgroup.
-        is_unified: Whether the host uses cgroups version 2.
-
-    Attributes:
-        folder: Folder of the agent's cgroup. It does not exist before `make`, or if `make` failed.
+    If `is_unified`, the host uses cgroups version 2.
     """
 
     def __init__(self, sandbox: Path, *, is_unified: bool) -> None:

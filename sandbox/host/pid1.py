@@ -20,9 +20,6 @@ _TERMINALS = 64
 class FirstProcess:
     """Process 1 of a sandbox. It is held by file descriptors, because the kernel may reuse the pid after its end.
 
-    Args:
-        pid: Pid of process 1 on the host.
-
     Raises:
         ProcessLookupError: The process has exited.
     """
@@ -82,7 +79,7 @@ class FirstProcess:
         Raises:
             OSError: The process has exited, or there is no such folder.
         """
-        owner = host_id(self.pid, uid)
+        owner = _host_id(self.pid, uid)
         os.chown(self.folder(path), owner, owner)
 
     def limit_terminals(self, more: Mapping[str, str] | None = None) -> None:
@@ -136,7 +133,7 @@ class FirstProcess:
             os.close(self._handles.pop())
 
 
-def host_id(pid: int, inside: int) -> int:
+def _host_id(pid: int, inside: int) -> int:
     """Return the host's uid (and gid) to which the user namespace of process `pid` maps its uid `inside`.
 
     Raises:
