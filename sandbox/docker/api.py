@@ -107,9 +107,15 @@ class Daemon:
             DaemonError: The daemon could not remove it within 10 s.
         """
         deadline = clock.now() + _REMOVAL_S
-        while (refused := await self._refusal_to_remove(container)) is not None:
-            if clock.now() > deadline:
-                raise refused
+        while True:
+            try:
+                return await self._call(self._api.remove_container, container, v=True, force=True)
+            except DaemonError as error:
+                if error.http_status == 404:
+                    return None
+                # A retry may help in other cases, e.g. if the container is starting.
+                if error.http_status not in (409, 500) or clock.now() > deadline:
+                    raise
             await anyio.sleep(_REMOVAL_PAUSE_S)
 
     async def attach(self, container: str, *, has_input: bool = True) -> AttachStream:
@@ -250,17 +256,6 @@ class Daemon:
             await self._call(_build, self._api, source, tag, options, on_line)
         finally:
             stopped.set()
-
-    async def _refusal_to_remove(self, container: str) -> DaemonError | None:
-        """Try to remove a container; return an error if a retry may help, e.g. because the container is starting."""
-        try:
-            await self._call(self._api.remove_container, container, v=True, force=True)
-        except DaemonError as error:
-            if error.http_status in (409, 500):
-                return error
-            if error.http_status != 404:
-                raise
-        return None
 
     async def _remove(self, remove: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         try:
