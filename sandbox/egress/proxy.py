@@ -173,12 +173,9 @@ async def serve(sandbox: Sandbox, allowlist: Allowlist) -> None:
 
 
 async def serve_relay(sandbox: Sandbox, name: str, answer: Callable[[SocketStream, bytes], Awaitable[None]]) -> None:
-    """Keep idle connections to a relay, and answer the clients that arrive on them, until the sandbox ends.
+    """Keep idle connections to the relay at the socket `name`, until the sandbox ends.
 
-    Args:
-        sandbox: The sandbox that the relay runs in.
-        name: File name of the relay's Unix socket.
-        answer: Serves one client, from which it gets the connection and the first bytes.
+    `answer` serves each client that arrives on them; it gets the connection and the client's first bytes.
     """
     limit = anyio.CapacityLimiter(_AT_ONCE)
     async with anyio.create_task_group() as tasks:

@@ -22,18 +22,14 @@ from .proxy import connected, join, keep_relay, serve_relay
 
 _PORTS = range(20_000, 60_000)
 _START_S = 30.0
+_PYTHON = "python3"
 
 
 @asynccontextmanager
-async def open_service(
-    sandbox: Sandbox, connect: Callable[[], Awaitable[socket.socket]], *, python: str = "python3"
-) -> AsyncIterator[int]:
-    """Let the programs of a sandbox connect to a service during the block.
+async def open_service(sandbox: Sandbox, connect: Callable[[], Awaitable[socket.socket]]) -> AsyncIterator[int]:
+    """Let the programs of a sandbox with Python 3.8 or newer connect to a service during the block.
 
-    Args:
-        sandbox: The sandbox.
-        connect: Returns a connected, non-blocking socket to the service.
-        python: The Python interpreter inside the sandbox, at least 3.8.
+    `connect` returns a connected, non-blocking socket to the service.
 
     Yields:
         The port on 127.0.0.1 in the sandbox.
@@ -57,10 +53,10 @@ async def open_service(
     port = secrets.choice(_PORTS)  # a random one, because sandboxes without isolation share the ports of the machine
     name = f"service-{port}"
     async with clock.background_tasks() as tasks:
-        tasks.start_soon(keep_relay, sandbox, python, name, port)
+        tasks.start_soon(keep_relay, sandbox, _PYTHON, name, port)
         with anyio.move_on_after(_START_S) as scope:
             (await connected(sandbox, name)).close()
         if scope.cancelled_caught:
-            raise SandboxEndedError(sandbox.id, f"the relay did not start in the sandbox; it needs {python}")
+            raise SandboxEndedError(sandbox.id, f"the relay did not start in the sandbox; it needs {_PYTHON}")
         tasks.start_soon(serve_relay, sandbox, name, answer)
         yield port

@@ -155,14 +155,8 @@ class Scheduler:
     def reattach(self, tasks: TaskGroup, view: SandboxView, sandbox: Sandbox, *, is_named: bool) -> None:
         """Take over a sandbox of a previous process. Must be called before `open`.
 
-        The sandbox is stopped if it is warm and no stock needs it, or if it is leased under a generated id, because its
-        caller ended with the previous process.
-
-        Args:
-            tasks: Task group for the task that monitors the sandbox.
-            view: View of the sandbox from the ledger.
-            sandbox: The backend's sandbox.
-            is_named: Whether a caller chose the sandbox's id; otherwise the pool generated it.
+        The sandbox is stopped if it is warm and no stock needs it, or if it is leased under a generated id (not
+        `is_named`), because its caller ended with the previous process.
         """
         instance = Instance(view.key, view.spec, self.nodes[view.node], self._entered)
         instance.is_leased = is_leased = was_leased(view)

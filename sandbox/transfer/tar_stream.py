@@ -14,7 +14,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import anyio
@@ -87,16 +87,13 @@ async def unpacked(
         RefusedFileError: An entry is not allowed; the message names it.
     """
     folder = await clock.to_thread(_temporary_folder, target)
-    unpacker: Unpacker | None = None
     try:
-        unpacker = Unpacker(folder, max_bytes, allows_any_link=allows_any_link)
-        async for piece in joined(pieces):
-            await clock.to_thread(unpacker.feed, piece)
-        await clock.to_thread(unpacker.finish, target)
+        with closing(Unpacker(folder, max_bytes, allows_any_link=allows_any_link)) as unpacker:
+            async for piece in joined(pieces):
+                await clock.to_thread(unpacker.feed, piece)
+            await clock.to_thread(unpacker.finish, target)
     finally:
         with anyio.CancelScope(shield=True):
-            if unpacker is not None:
-                unpacker.close()
             await clock.to_thread(run_dirs.remove, folder)
 
 
