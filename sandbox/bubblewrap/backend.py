@@ -43,7 +43,7 @@ from ..host.instances import LiveSandboxes, machine_memory_mib, refuse
 from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from ..host.pid1 import FirstProcess
 from ..snapshots import store
-from . import arguments, detached, host_python, orphans, supervisor, uid_ranges
+from . import arguments, detached, host_python, supervisor, uid_ranges
 from .arguments import why_unavailable
 from .supervisor import Supervisor
 
@@ -305,7 +305,7 @@ class LocalBackend(SandboxBackend):
         self._modules, self._importable = host_python.standard_library(), host_python.readable()
         for group in cgroups.gone(self._cgroup_parents):
             await supervisor.empty(group)
-        orphans.reap()
+        supervisor.reap_orphans()
         self._ranges.why_none = await clock.to_thread(uid_ranges.why_unavailable)
         return self
 

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
+from envkit.runs import owners
 from envkit.types import Cause, CauseKind
 from envkit.types.sandboxes import Blocked, SandboxLimits
 
@@ -258,6 +259,44 @@ def launch(
         child = Child(argv, env={}, stream=stream, name=group.name, pass_fds=handles)
         undo.pop_all()
     return Supervisor(child, group, info=info, score_line=score_line, uids=uids)
+
+
+def find_orphans() -> list[int]:
+    """Return the pids of children of bubblewrap processes that were killed while they started a sandbox.
+
+    Bubblewrap forks the child that becomes the sandbox, and the child waits on a pipe before it sets its parent-death
+    signal. If bubblewrap is killed during this time, the child waits forever, without a cgroup or a run directory. We
+    start bubblewrap with the name of the sandbox's cgroup as argv[0]; the child has the same argv[0].
+
+    An orphan's argv[0] names its envkit process, and an orphan is not a session leader. A running sandbox does not
+    match: its agent has another argv[0]. Bubblewrap's first process does not match: it is a session leader.
+    """
+    return [pid for pid, name in _named() if owners.is_owner_gone(name) and _is_led(pid)]
+
+
+def reap_orphans() -> list[int]:
+    """Kill the orphans and return their pids."""
+    found = find_orphans()
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _named() -> Iterator[tuple[int, str]]:
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):
+                name = (process / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+                if name.startswith("envkit-") and process.stat().st_uid == os.geteuid():
+                    yield int(process.name), name
+
+
+def _is_led(pid: int) -> bool:
+    try:
+        return os.getsid(pid) != pid
+    except ProcessLookupError:
+        return False
 
 
 def _file_of(content: bytes) -> int:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from envkit import clock
 from envkit.errors import EnvkitError, UsageError
 from envkit.sandbox.bubblewrap import backend as bubblewrap
-from envkit.sandbox.bubblewrap import orphans as bubblewrap_orphans
 from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.bubblewrap.supervisor import find_orphans, reap_orphans
 from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker import orphans as docker_orphans
 from envkit.sandbox.docker.api import Daemon
@@ -231,5 +231,5 @@ def _prune_here(dry_run: bool) -> list[str]:
             if not dry_run:
                 group.kill()
                 group.remove()
-        done += [f"process {pid}" for pid in (bubblewrap_orphans.find() if dry_run else bubblewrap_orphans.reap())]
+        done += [f"process {pid}" for pid in (find_orphans() if dry_run else reap_orphans())]
     return done + [f"folder {folder}" for folder in (run_dirs.gone() if dry_run else run_dirs.reap())]
