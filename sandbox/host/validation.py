@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 _MAX_TIMEOUT_S = 1e9
 _MAX_OUTPUT_BYTES = 1 << 32
@@ -64,11 +64,7 @@ def fault_of_views(views: Sequence[tuple[str, str]], shown: Iterable[str] = ()) 
         if place == "/" or place.split("/")[1] in _OWN:
             return f"{place!r} is reserved for the sandbox (/{', /'.join(_OWN)}); choose another path, such as /data"
         for other in places:
-            if _is_in(place, other) or _is_in(other, place):
+            if PurePath(place).is_relative_to(other) or PurePath(other).is_relative_to(place):
                 return f"{place!r} and {other!r} overlap; choose another path, such as /data"
         places.append(place)
     return None
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")

@@ -156,7 +156,7 @@ class RecentlyEnded:
         self._views.move_to_end(view.key)
         self._freed.discard(view.key)
         if len(self._views) > KEPT_VIEWS:
-            self._drop_oldest()
+            self._views.popitem(last=False)
 
     def get(self, key: TenantKey) -> SandboxView | None:
         found = self._views.get(key)
@@ -180,11 +180,8 @@ class RecentlyEnded:
     def forget(self, *, now: float) -> None:
         """Drop expired views."""
         while self._views and now - next(iter(self._views.values()))[0] >= KEPT_VIEWS_S:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        key, _ = self._views.popitem(last=False)
-        self._freed.discard(key)
+            self._views.popitem(last=False)
+        self._freed &= self._views.keys()
 
 
 @dataclass(slots=True)
