@@ -242,7 +242,8 @@ class AgentChannel:
         try:
             while data := await self._stream.receive():
                 self._take(data)
-                await self._flows.wait()
+                while self._stalled:
+                    await self._flows.wait()
             reason = None
         except MalformedReplyError as error:
             reason = _protocol_error(str(error))
