@@ -37,7 +37,6 @@ class Exec(IncomingCall):
         self._context = context
         self._began = time.monotonic()
         self._streams = bool(header.get("stream"))
-        self._acknowledges = False
         keep_bytes = int(header.get("keep_bytes", _KEEP_BYTES))
         self._tails = {"out": OutputTail(keep_bytes), "err": OutputTail(keep_bytes)}
         self._outputs: list[Output] = []
@@ -78,9 +77,6 @@ class Exec(IncomingCall):
 
     def more(self, piece: bytes) -> None:
         if self._input is not None and not self._ends:
-            if self._acknowledges and not self._input.is_open:
-                # The program no longer reads. Acknowledge the data anyway, so that the host can finish sending.
-                self.send_header(ack=len(piece))
             self._input.add(piece)
             if self._input.waiting_bytes > MAX_WAITING_BYTES:
                 self._end_with(
@@ -112,8 +108,7 @@ class Exec(IncomingCall):
         files = []
         if takes_input:
             stdin, ours = user.pipe()
-            self._acknowledges = self._streams
-            on_written = (lambda count: self.send_header(ack=count)) if self._acknowledges else None
+            on_written = (lambda count: self.send_header(ack=count)) if self._streams else None
             self._input = Input(loop, ours, self, on_written)
             files.append(stdin)
         for of in ("out", "err"):
