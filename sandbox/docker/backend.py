@@ -38,7 +38,7 @@ from .api import Daemon, DaemonError
 from .container import AttachedContainer, DiskPaths, MissingProgramError
 from .container_config import DISK_LABEL, PROFILE_LABEL, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
-from .images import GAMES_IMAGE, PLAIN_IMAGE, find_image, present, why_unusable
+from .images import GAMES_IMAGE, PLAIN_IMAGE, find_image, present, why_missing
 from .orphans import DETACHED_LABEL, LEDGER_LABEL, SANDBOX_LABEL
 
 __all__ = ["GAMES_IMAGE", "PLAIN_IMAGE", "DockerBackend", "default_image", "why_unavailable"]
@@ -57,7 +57,8 @@ async def why_unavailable(image: str | None = None) -> str | None:
     """Return in one line why Docker sandboxes cannot run here; None if they can."""
     try:
         async with aclosing(await Daemon.connect()) as daemon:
-            return None if image is None else await why_unusable(daemon, image)
+            name = None if image is None else await present(daemon, image)
+            return await why_missing(daemon, name) if name and await daemon.image(name) is None else None
     except (DaemonError, UsageError) as error:
         return str(error)
 
