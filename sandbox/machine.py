@@ -58,14 +58,9 @@ def describe(limits: Capacity) -> str:
 
 
 def env_sandbox_count(node: Node, request: ResourceRequest, processors: int) -> int:
-    """Return the default number of sandboxes that serve environments.
+    """Return the default number of sandboxes that serve environments, each with the resources `request`.
 
-    The default is one sandbox per processor, but no more than fit into half of the node.
-
-    Args:
-        node: An empty node.
-        request: Resources of one sandbox.
-        processors: Number of processors.
+    The default is one sandbox per processor, but no more than fit into half of the node, which is empty.
     """
     return max(int(min(processors, node.room(request) * ENVS_SHARE)), 1)
 

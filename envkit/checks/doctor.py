@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -110,13 +111,10 @@ def _docker_remedy() -> str:
 async def _docker_daemon() -> tuple[str, Sequence[str]]:
     """Return the version of the Docker daemon, and the kernel limits that its sandboxes share."""
     try:
-        daemon = await Daemon.connect()
+        async with aclosing(await Daemon.connect()) as daemon:
+            return str(daemon.info.get("ServerVersion", "unknown")), container.shared(daemon)
     except (DaemonError, UsageError):
         return "no", ()
-    try:
-        return str(daemon.info.get("ServerVersion", "unknown")), container.shared(daemon)
-    finally:
-        await daemon.close()
 
 
 async def _measure(name: str, backend: Backend, image: str | None) -> BackendFound:

@@ -91,7 +91,7 @@ async def _docker(announce: Callable[[str], None]) -> AsyncIterator[Callable[...
             nonlocal daemon
             if daemon is None:
                 daemon = await Daemon.connect()
-                parts.push_async_callback(daemon.close)
+                parts.push_async_callback(daemon.aclose)
             return daemon
 
         async def build(tag: str, dockerfile: str, context: Path | None, *, base: str | None, timeout_s: float) -> bool:

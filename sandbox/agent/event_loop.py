@@ -90,15 +90,14 @@ class Timer:
 
     __slots__ = ("_loop", "callback", "owner")
 
-    def __init__(self, loop: Loop, callback: Callable[[], None] | None, owner: object) -> None:
+    def __init__(self, loop: Loop, callback: Callable[[], None], owner: object) -> None:
         self._loop = loop
         self.callback = callback
         self.owner = owner
 
     def cancel(self) -> None:
-        if self.callback is not None:
-            self.callback = None
-            self._loop.forget_timer()
+        self._loop.timers = [entry for entry in self._loop.timers if entry[2] is not self]
+        heapq.heapify(self._loop.timers)
 
 
 class Loop:
@@ -115,9 +114,8 @@ class Loop:
         self._on_crash = on_crash
         self._on_signal = on_signal
         self._soon: list[tuple[Callable[[], None], object]] = []
-        self._timers: list[tuple[float, int, Timer]] = []
+        self.timers: list[tuple[float, int, Timer]] = []
         self._made = 0
-        self._cancelled = 0
         self._signals, waker = os.pipe()
         os.set_blocking(self._signals, False)
         os.set_blocking(waker, False)
@@ -144,16 +142,8 @@ class Loop:
         """Call `callback` after `delay_s` seconds."""
         timer = Timer(self, callback, owner)
         self._made += 1
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, self._made, timer))
+        heapq.heappush(self.timers, (time.monotonic() + delay_s, self._made, timer))
         return timer
-
-    def forget_timer(self) -> None:
-        """Count a cancelled timer; remove all cancelled timers if they are over 100 and over half of all timers."""
-        self._cancelled += 1
-        if self._cancelled > 100 and self._cancelled * 2 > len(self._timers):
-            self._timers = [entry for entry in self._timers if entry[2].callback is not None]
-            heapq.heapify(self._timers)
-            self._cancelled = 0
 
     def run(self) -> None:
         """Run the loop. Never returns; a callback may exit the process."""
@@ -173,24 +163,15 @@ class Loop:
     def _wait_s(self) -> float:
         if self._soon:
             return 0
-        while self._timers and self._timers[0][2].callback is None:
-            heapq.heappop(self._timers)
-            self._cancelled -= 1
-        if not self._timers:
+        if not self.timers:
             return 3600
-        return min(max(0.0, self._timers[0][0] - time.monotonic()), 3600)
+        return min(max(0.0, self.timers[0][0] - time.monotonic()), 3600)
 
     def _run_timers(self) -> None:
-        if not self._timers:
-            return
         now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
-            callback, timer.callback = timer.callback, None
-            if callback is None:
-                self._cancelled -= 1
-            else:
-                self._guard(callback, timer.owner)
+        while self.timers and self.timers[0][0] <= now:
+            timer = heapq.heappop(self.timers)[2]
+            self._guard(timer.callback, timer.owner)
 
     def _guard(
         self, callback: Callable[..., None], owner: object, watch: FdWatch | None = None, *arguments: int

@@ -208,16 +208,6 @@ def waiting_bytes(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, _FIONREAD, bytes(4)))[0])
 
 
-def process_bound() -> int | None:
-    """Return the sandbox's limit of processes and threads; None without a limit, or if we are not process 1."""
-    return _processes(".max") if os.getpid() == 1 else None
-
-
-def process_count() -> int | None:
-    """Return the sandbox's number of processes and threads, including zombies; None if it is unknown."""
-    return _processes(".current")
-
-
 def close_others(*kept: int) -> None:
     """Close all file descriptors except 0, 1, 2 and `kept`."""
     for name in os.listdir("/proc/self/fd"):
@@ -229,7 +219,8 @@ def close_others(*kept: int) -> None:
                 pass
 
 
-def _processes(name: str) -> int | None:
+def processes(name: str) -> int | None:
+    """Return the sandbox's number (``.current``) or limit (``.max``) of processes and threads; None if unknown."""
     for beginning in _BOUNDS:
         fd = _opened(beginning + name, os.O_RDONLY)
         if fd is None:

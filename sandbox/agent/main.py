@@ -97,10 +97,6 @@ class Agent:
             remaining_s = max(self._last_client_at + self._orphan_ttl_s - time.monotonic(), 0.0)
             self._orphan_timer = self.loop.after(remaining_s, lambda: self._abort("orphaned", "no client came back"))
 
-    def open_first(self, reader: int, writer: int) -> None:
-        """Serve the first channel. The sandbox ends when this channel is closed, unless the sandbox is detached."""
-        self.open(reader, writer, on_over=self._on_first_over)
-
     def leave(self, code: int, kind: str) -> None:
         """Report to the host why the sandbox ends, kill all its processes and exit."""
         for connection in self._connections:
@@ -203,18 +199,17 @@ class Agent:
 
     def _close_shell(self, connection: HostConnection, number: int, header: Header) -> IncomingCall:
         call = IncomingCall(connection, number)
-        closing = [key for key in self._shells if key[0] == header["name"]]
-        left = [len(closing)]
+        # The host puts the user into the name of the shell, so at most one shell has this name.
+        key = next((key for key in self._shells if key[0] == header["name"]), None)
 
         def closed() -> None:
-            left[0] -= 1
-            if left[0] == 0 and not call.is_over:
+            if not call.is_over:
                 call.finish()
 
-        for key in closing:
+        if key is None:
+            closed()
+        else:
             self._shells.pop(key).close(closed)
-        if not closing:
-            call.finish()
         return call
 
     def _resize(self, connection: HostConnection, header: Header) -> dict[str, Json]:
@@ -261,7 +256,8 @@ class Agent:
             return
         self.open(fd, os.dup(fd), on_over=lambda kind, why: None).send_raw(self._hello)
 
-    def _on_first_over(self, kind: str, why: str) -> None:
+    def on_first_over(self, kind: str, why: str) -> None:
+        """End the sandbox, whose first channel is closed, unless it is detached."""
         if not self._is_detached:
             is_broken = kind == "protocol_error"
             if is_broken:
@@ -303,19 +299,13 @@ class _Log(IncomingCall):
 
 
 def main(reader: int, writer: int, hello: bytes) -> None:
-    """Run the agent on its first channel. Never returns.
-
-    Args:
-        reader: Descriptor to read the channel from.
-        writer: Descriptor to write the channel to.
-        hello: The frame to send first on each later channel. The bootstrap has already sent it on the first channel.
-    """
+    """Run the agent on its first channel, on which the bootstrap has already sent the frame `hello`. Never returns."""
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getuid() == 0:
         os.setgroups([])
     agent = Agent(hello)
-    agent.open_first(reader, writer)
+    agent.open(reader, writer, on_over=agent.on_first_over)
     agent.loop.run()
     sys.exit(1)

@@ -47,10 +47,8 @@ class Forward(IncomingCall):
         self._watch.want(write=True)
 
     def more(self, piece: bytes) -> None:
-        if self._input is not None and self._input.is_open:
+        if self._input is not None:
             self._input.add(piece)
-        elif piece:  # The server no longer reads. Acknowledge the data anyway, so that the host can finish sending.
-            self.send_header(ack=len(piece))
 
     def eof(self) -> None:
         if self._input is not None:

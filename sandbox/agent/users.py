@@ -60,15 +60,20 @@ class Context:
         Where the agent has a user id of its own, the home of root is that of graders, which the agent cannot enter.
         """
         is_root = os.getuid() == 0
+        home = config.get("grader_home")
+        # Without a user id of their own, graders run as the agent's user, which can then write to their home.
+        grader_uid = config.get("grader_uid") if is_root else None
         self.users = {
             "agent": linux.User(config.get("agent_uid") if is_root else None, preemptible=True),
-            "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
+            "grader": linux.User(
+                grader_uid, _private(home if home and grader_uid is not None else "/"), is_private=True
+            ),
         }
         if config.get("root") and is_root:
-            home = config.get("grader_home") if config.get("agent_uid") is not None else None
-            self.users["root"] = linux.User(None, _private(home) if home else {})
+            own = home if config.get("agent_uid") is not None else None
+            self.users["root"] = linux.User(None, _private(own) if own else {})
         self.work = config.get("work") or "/"
-        self._grader_home = config.get("grader_home") or ""
+        self._grader_home = home or ""
         self._env = _encoded(config.get("env"))
 
     def user(self, name: str) -> linux.User:
@@ -156,16 +161,6 @@ class Context:
             return {}
         before, self._kills = self._kills, self.report_oom_kills()
         return {"oom": self._kills != before}
-
-
-def _grader(uid: int | None, home: str | None) -> linux.User:
-    """Return the grader user. Its files are private, and its programs ignore settings files of the agent user.
-
-    Args:
-        uid: User id of the grader; None if graders run as the agent's user, which can then write to their home.
-        home: Folder that only the grader can enter.
-    """
-    return linux.User(uid, _private(home if home and uid is not None else "/"), is_private=True)
 
 
 def _private(home: str) -> dict[bytes, bytes]:

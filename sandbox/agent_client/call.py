@@ -110,27 +110,6 @@ class Call:
         end: Header of the last frame of the reply; None until it arrives.
     """
 
-    __slots__ = (
-        "_acknowledged",
-        "_allowance_s",
-        "_bounds",
-        "_channel",
-        "_deadline",
-        "_error",
-        "_is_abandoned",
-        "_is_at_eof",
-        "_is_renewed",
-        "_is_retried",
-        "_pieces",
-        "_queued",
-        "_timer",
-        "_unacknowledged",
-        "_waiter",
-        "end",
-        "id",
-        "starts_program",
-    )
-
     def __init__(self, channel: CallChannel, number: int, do: str, fields: Fields, queue_s: float) -> None:
         loop = channel.loop
         timeout_s = fields.get("timeout_s")
@@ -146,10 +125,9 @@ class Call:
         self._pieces: deque[tuple[str, bytes]] = deque()
         self._queued = 0
         self._unacknowledged = 0
-        self._acknowledged: asyncio.Future[None] | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
         self._deadline = loop.time() + self._allowance_s
-        self._timer: asyncio.TimerHandle | None = loop.call_at(self._deadline, self._on_timer)
+        self._timer = loop.call_at(self._deadline, self._on_timer)
 
     @property
     def is_over(self) -> bool:
@@ -166,22 +144,28 @@ class Call:
     async def feed(self, content: bytes | AsyncIterator[bytes]) -> None:
         """Send `content` as the input of the call, then the end of input. Stop early if the call is over."""
         if isinstance(content, bytes):
-            await self._feed_piece(content)
+            await self.feed_piece(content)
         else:
             async for piece in content:
-                await self._feed_piece(piece)
+                await self.feed_piece(piece)
                 if self.is_over:
                     return
         if not self.is_over:
             await self.send({"eof": True})
+
+    async def feed_piece(self, content: bytes) -> None:
+        """Send `content` as input. Stop early if the call is over."""
+        for start in range(0, len(content), MAX_BODY_BYTES):
+            if self.is_over:
+                return
+            await self.send({"more": True}, content[start : start + MAX_BODY_BYTES])
 
     async def send_within_window(self, data: bytes) -> None:
         """Send `data` as input; pause while `WINDOW_BYTES` are unacknowledged. Stop early if the call is over."""
         for start in range(0, len(data), MAX_BODY_BYTES):
             piece = data[start : start + MAX_BODY_BYTES]
             while self._unacknowledged + len(piece) > WINDOW_BYTES and not self.is_over:
-                self._acknowledged = self._channel.loop.create_future()
-                await self._acknowledged
+                await self._changed.wait()
             if self.is_over:
                 return
             await self.send({"more": True}, piece)
@@ -205,7 +189,7 @@ class Call:
                 raise self._error
             if self._is_at_eof or self.end is not None:
                 return None
-            await self._wait()
+            await self._changed.wait()
         kind, body = self._pieces.popleft()
         self._queued -= len(body)
         if self._queued <= _QUEUE_BYTES // 2:
@@ -226,7 +210,7 @@ class Call:
         while self.end is None:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            await self._changed.wait()
 
     async def leave(self) -> None:
         """Cancel the call unless it is over, and wait at most 2 s for its program to end.
@@ -244,13 +228,11 @@ class Call:
         with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLE_S), suppress(ChannelEndedError):
             await self.send({"cancel": True})
             while self.starts_program and not self.is_over:
-                await self._wait()
+                await self._changed.wait()
 
     def disarm(self) -> None:
         """Remove the deadline of the call."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def take(self, header: dict[str, JSON], body: bytes) -> None:
         """Handle one frame of the reply; the channel calls this method when it has received the frame.
@@ -265,12 +247,12 @@ class Call:
         elif body:
             raise MalformedReplyError("a body without 'of', the name of its output")
         elif header.get("end") is True:
-            self._finish(end=header)
+            self.finish(end=header)
         elif "error" in header:
             code, text = header["error"], header.get("text")
             if not isinstance(code, str) or not isinstance(text, str):
                 raise MalformedReplyError("an error without code and text")
-            self._finish(error=RefusedCallError(code, one_line(text)))
+            self.finish(error=RefusedCallError(code, one_line(text)))
         elif "ack" in header:
             self._take_ack(header["ack"])
         elif header.get("eof") is True and not self._is_at_eof:  # A second ``eof`` is a protocol error.
@@ -278,10 +260,6 @@ class Call:
             self._wake()
         else:
             raise MalformedReplyError("an unexpected header")
-
-    def lose(self, error: ChannelEndedError) -> None:
-        """Fail the call, because the channel has ended and no reply will come."""
-        self._finish(error=error)
 
     def _take_piece(self, kind: JSON, body: bytes) -> None:
         if not isinstance(kind, str) or kind not in self._bounds or self._is_at_eof:
@@ -305,32 +283,18 @@ class Call:
         if type(count) is not int or not 0 < count <= self._unacknowledged:
             raise MalformedReplyError("an acknowledgement of bytes that were not sent")
         self._unacknowledged -= count
-        self._wake_sender()
+        self._wake()
 
-    def _finish(self, end: dict[str, JSON] | None = None, error: Exception | None = None) -> None:
+    def finish(self, *, end: dict[str, JSON] | None = None, error: Exception | None = None) -> None:
+        """End the call, with the last frame of the reply or an error."""
         self.end, self._error = end, error
         self.disarm()
         self._channel.forget(self)
         self._wake()
-        self._wake_sender()
-
-    async def _feed_piece(self, content: bytes) -> None:
-        for start in range(0, len(content), MAX_BODY_BYTES):
-            if self.is_over:
-                return
-            await self.send({"more": True}, content[start : start + MAX_BODY_BYTES])
-
-    async def _wait(self) -> None:
-        self._waiter = self._channel.loop.create_future()
-        await self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _wake_sender(self) -> None:
-        if self._acknowledged is not None and not self._acknowledged.done():
-            self._acknowledged.set_result(None)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _arm(self) -> None:
         self.disarm()
@@ -342,7 +306,6 @@ class Call:
             self._deadline = loop.time() + self._allowance_s
         elif loop.time() >= self._deadline:
             if self._is_retried:
-                self._timer = None
                 self._channel.fail(Cause(CauseKind.UNRESPONSIVE, "it does not answer"))
                 return
             self._is_retried = True

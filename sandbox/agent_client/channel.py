@@ -85,10 +85,7 @@ class Survived:
 
 
 class AgentChannel:
-    """A channel for calls to one agent. Must be created in a running event loop.
-
-    Args:
-        stream: The byte stream to the agent; the channel closes it.
+    """A channel for calls to one agent over `stream`, which it closes. Must be created in a running event loop.
 
     Attributes:
         loop: The event loop that the channel runs in.
@@ -111,15 +108,12 @@ class AgentChannel:
         self._last_id = 0
         self._hello: asyncio.Future[None] = self.loop.create_future()
         self._stalled: set[Call] = set()
-        self._room: asyncio.Future[None] | None = None
-        self._is_ended = False
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self.is_ended = False
         self._end = anyio.Event()
         self._on_end: list[Callable[[], None]] = []
         self._reader: asyncio.Task[None] | None = None
-
-    @property
-    def is_ended(self) -> bool:
-        return self._is_ended
 
     @property
     def is_stalled(self) -> bool:
@@ -138,7 +132,7 @@ class AgentChannel:
             await asyncio.wait([self._hello])
         if not self._hello.done():
             self.fail(Cause(CauseKind.START_FAILED, f"not ready after {timeout_s:g} s"))
-        if self._is_ended:
+        if self.is_ended:
             raise ChannelEndedError(self.reason)
         await self.send({"config": dict(config)})
 
@@ -155,7 +149,7 @@ class AgentChannel:
             ChannelEndedError: The agent is gone or unresponsive.
             ValueError: The arguments exceed 1 MiB.
         """
-        call = await self._begin(do, fields, queue_s)
+        call = await self.start(do, fields, queue_s)
         try:
             if feed is not None:
                 await call.feed(feed)
@@ -164,9 +158,19 @@ class AgentChannel:
             await call.leave()
             raise
 
-    async def start(self, do: str, /, **fields: JSON) -> Call:
+    async def start(self, do: str, fields: Fields, queue_s: float = 0.0) -> Call:
         """Start a call with a streamed reply; the caller ends it with `Call.leave`. Raises what `call` raises."""
-        return await self._begin(do, fields, 0.0)
+        frame = _frame({"id": self._last_id + 1, "do": do, **fields})
+        if self.is_ended:
+            raise ChannelEndedError(self.reason)
+        self._last_id += 1
+        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s)
+        try:
+            await self._send_frame(frame)
+        except BaseException:
+            await call.leave()
+            raise
+        return call
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
         """Send one frame."""
@@ -178,7 +182,7 @@ class AgentChannel:
 
     def when_ended(self, call: Callable[[], None]) -> None:
         """Run the function `call` when the channel ends, or immediately if it has already ended."""
-        if self._is_ended:
+        if self.is_ended:
             call()
         else:
             self._on_end.append(call)
@@ -189,16 +193,16 @@ class AgentChannel:
 
     def fail(self, reason: Cause | None) -> None:
         """End the channel, unless it has ended. `reason` is None if the host closes it or the agent has ended it."""
-        if self._is_ended:
+        if self.is_ended:
             return
-        self._is_ended = True
+        self.is_ended = True
         self.reason = reason
         self._stream.close()
         if self._reader is not None and self._reader is not asyncio.current_task(self.loop):
             self._reader.cancel()
         self._hello.cancel()
         for call in list(self._calls.values()):
-            call.lose(ChannelEndedError(reason))
+            call.finish(error=ChannelEndedError(reason))
         self._end.set()
         for callback in self._on_end:
             callback()
@@ -216,29 +220,16 @@ class AgentChannel:
     def stall(self, call: Call) -> None:
         """Pause reading from the agent until `unstall` is called for `call`."""
         self._stalled.add(call)
+        self._flows.clear()
 
     def unstall(self, call: Call) -> None:
         """Undo `stall` for `call`; resume reading unless another call is stalled."""
-        if call in self._stalled:
-            self._stalled.remove(call)
-            if not self._stalled and self._room is not None and not self._room.done():
-                self._room.set_result(None)
-
-    async def _begin(self, do: str, fields: Fields, queue_s: float) -> Call:
-        frame = _frame({"id": self._last_id + 1, "do": do, **fields})
-        if self._is_ended:
-            raise ChannelEndedError(self.reason)
-        self._last_id += 1
-        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s)
-        try:
-            await self._send_frame(frame)
-        except BaseException:
-            await call.leave()
-            raise
-        return call
+        self._stalled.discard(call)
+        if not self._stalled:
+            self._flows.set()
 
     async def _send_frame(self, frame: bytes) -> None:
-        if self._is_ended:
+        if self.is_ended:
             raise ChannelEndedError(self.reason)
         try:
             await self._stream.send(frame)
@@ -252,8 +243,7 @@ class AgentChannel:
             while data := await self._stream.receive():
                 self._take(data)
                 while self._stalled:
-                    self._room = self.loop.create_future()
-                    await self._room
+                    await self._flows.wait()
             reason = None
         except MalformedReplyError as error:
             reason = _protocol_error(str(error))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import msgspec
 
 from envkit.types import JSON, ExecResult, SandboxUser
 
@@ -40,42 +42,31 @@ def fields_of(
     }
 
 
+class _End(msgspec.Struct):
+    cut: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    duration_s: Annotated[float, msgspec.Meta(ge=0)]
+    code: Annotated[int, msgspec.Meta(ge=-64, le=255)] | None = None
+    timed_out: bool | None = None
+    oom: bool | None = None
+    state: Literal["kept", "lost"] = "kept"
+
+
 def result_of(reply: Reply) -> ExecResult:
     """Decode and validate the reply with which the agent reports the result of a command.
 
     Raises:
         ValueError: A field is invalid; the message names it.
     """
-    end = reply.end
-    timed_out = _flag(end, "timed_out")
-    code = end.get("code")
-    if timed_out:
-        code = None
-    elif type(code) is not int or not -64 <= code <= 255:
-        raise ValueError("an invalid exit code")
-    cut = end.get("cut")
-    if type(cut) is not int or not 0 <= cut < 1 << 63:
-        raise ValueError("an invalid number of dropped bytes")
-    duration_s = end.get("duration_s")
-    if isinstance(duration_s, bool) or not isinstance(duration_s, (int, float)) or not 0 <= duration_s < math.inf:
-        raise ValueError("an invalid duration")
-    state = end.get("state", "kept")
-    if state not in ("kept", "lost"):
-        raise ValueError("an invalid shell state")
+    end = msgspec.convert(reply.end, _End)
+    if end.code is None and not end.timed_out:
+        raise ValueError("a result without exit code")
     return ExecResult(
-        exit_code=code,
+        exit_code=None if end.timed_out else end.code,
         stdout_bytes=reply.out,
         stderr_bytes=reply.err,
-        timed_out=timed_out,
-        truncated_bytes=cut,
-        duration_s=float(duration_s),
-        is_shell_lost=state == "lost",
-        is_out_of_memory=_flag(end, "oom"),
+        timed_out=end.timed_out is True,
+        truncated_bytes=end.cut,
+        duration_s=end.duration_s,
+        is_shell_lost=end.state == "lost",
+        is_out_of_memory=end.oom is True,
     )
-
-
-def _flag(end: dict[str, JSON], name: str) -> bool:
-    value = end.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{name} is not a boolean")
-    return value is True

@@ -25,7 +25,7 @@ async def connected(
         RefusedCallError: No server listens at the address.
         ChannelEndedError: The sandbox is gone.
     """
-    call = await channel.start("forward", **address)
+    call = await channel.start("forward", address)
     try:
         if await call.receive() != ("open", b""):
             raise channel.broken("a connection that closed before it opened")

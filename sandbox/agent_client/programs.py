@@ -9,7 +9,7 @@ from envkit.errors import SandboxLostError
 from envkit.types import EXEC_TIMEOUT_S, ExecResult, SandboxUser
 
 from ..host.validation import check_bounds
-from .call import MAX_BODY_BYTES, AgentCalls, Call, ChannelEndedError, Reply
+from .call import AgentCalls, Call, ChannelEndedError, Reply
 
 _CHANGE_S = 5.0
 """Maximum number of seconds that a shell takes to end a timed-out command and start the next one."""
@@ -77,12 +77,10 @@ class Program(protocols.Program):
     async def send(self, content: bytes) -> None:
         """Send input; do nothing if the program or the sandbox has ended."""
         with suppress(ChannelEndedError):
-            if not self._has_terminal:
+            if self._has_terminal:
+                await self._call.feed_piece(content)
+            else:
                 await self._call.send_within_window(content)
-                return
-            for start in range(0, len(content), MAX_BODY_BYTES):
-                if not self._call.is_over:
-                    await self._call.send({"more": True}, content[start : start + MAX_BODY_BYTES])
 
     async def send_eof(self) -> None:
         if not self._call.is_over:

@@ -36,6 +36,7 @@ from ..host.instances import not_ready
 from ..host.layout import SOCKETS
 from ..transfer import tar_stream
 from . import port_forward
+from .call import one_line
 from .channel import AgentChannel, ChannelEndedError, RefusedCallError, Reply
 from .exec_result import fields_of, result_of
 from .programs import AgentShell, Program
@@ -56,14 +57,7 @@ class AgentSandbox(Sandbox):
     """One sandbox; implements `envkit.protocols.Sandbox`. Must be created in a running event loop.
 
     If the agent ends or violates the protocol, the sandbox is ended and its resources are released immediately, even
-    if nobody calls `stop`.
-
-    Args:
-        sandbox_id: Id of the sandbox.
-        channel: The channel to its agent.
-        resources: Resources of the sandbox on the host.
-        work: See the attribute `work`.
-        forget: Receives this sandbox when its teardown is complete.
+    if nobody calls `stop`. When the teardown is complete, `forget` receives this sandbox.
 
     Attributes:
         work: Path of the programs' working directory inside the sandbox.
@@ -183,7 +177,7 @@ class AgentSandbox(Sandbox):
         request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
         pty: JSON = None if terminal is None else [*terminal]
         try:
-            call = await self._channel.start("exec", **request, stdin=True, stream=True, pty=pty)
+            call = await self._channel.start("exec", {**request, "stdin": True, "stream": True, "pty": pty})
             try:
                 yield Program(self, call, has_terminal=terminal is not None)
             finally:
@@ -318,7 +312,7 @@ class AgentSandbox(Sandbox):
         try:
             return result_of(reply)
         except ValueError as error:
-            self._channel.broken(str(error))
+            self._channel.broken(one_line(str(error)))
             raise SandboxLostError(self._id, await self.wait()) from None
 
     async def packed(self, source: str, max_bytes: int, *, user: FileUser = "agent") -> AsyncGenerator[bytes, None]:
@@ -334,7 +328,7 @@ class AgentSandbox(Sandbox):
             EnvkitError: The stream is too large, or a file cannot be read.
         """
         try:
-            call = await self._channel.start("pack", path=source, max_bytes=max_bytes, user=user)
+            call = await self._channel.start("pack", {"path": source, "max_bytes": max_bytes, "user": user})
             try:
                 while (piece := await call.receive()) is not None:
                     yield piece[1]

@@ -43,7 +43,7 @@ from ..host.instances import LiveSandboxes, machine_memory_mib, refuse
 from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from ..host.pid1 import FirstProcess
 from ..snapshots import store
-from . import arguments, detached, host_python, orphans, supervisor, uid_ranges
+from . import arguments, detached, host_python, supervisor, uid_ranges
 from .arguments import why_unavailable
 from .supervisor import Supervisor
 
@@ -140,7 +140,8 @@ class LocalBackend(SandboxBackend):
         supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
         try:
             sockets = first.folder(SOCKETS)
-            disk_mib = _size_mib(first.folder(WORK))
+            size = os.statvfs(first.folder(WORK))
+            disk_mib = size.f_blocks * size.f_frsize >> 20
             # Connect last, so that no socket stays open if a folder is missing because the sandbox has just ended.
             ours = run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
         except OSError:
@@ -205,11 +206,13 @@ class LocalBackend(SandboxBackend):
                 supervised.group.transfer_to(supervised.pid)
                 sandbox_id, supervised.folder = detached.begin(supervised.pid)
             with anyio.move_on_after(spec.start_timeout_s) as limit:
-                await supervised.enclose()
-                await self._send_agent(ours)
+                first = await supervised.enclose()
+                with suppress(ConnectionError):
+                    await asyncio.get_running_loop().sock_sendall(ours, self._opening)
+                await anyio.wait_readable(ours)  # until the agent replies or ends
             if limit.cancelled_caught:
                 raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
-            sockets, has_inode_limit = self._prepare(supervised, spec), _limit_inodes(supervised, options.disk_mib)
+            sockets, has_inode_limit = _prepare(first, supervised, spec), _limit_inodes(first, options.disk_mib)
             if spec.untrusted and not has_inode_limit and "inodes" not in self._may_lack:
                 raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: this host cannot limit inodes")
             sandbox = self._sandbox(
@@ -233,33 +236,6 @@ class LocalBackend(SandboxBackend):
         await sandbox.started(config, spec.start_timeout_s - (clock.now() - began))
         await proxy.open_for(sandbox, spec, python)
         return sandbox
-
-    async def _send_agent(self, stream: socket.socket) -> None:
-        """Send the agent's code, and wait until the agent replies or ends."""
-        with suppress(ConnectionError):
-            await asyncio.get_running_loop().sock_sendall(stream, self._opening)
-        await anyio.wait_readable(stream)
-
-    def _prepare(self, supervised: Supervisor, spec: SandboxSpec) -> Path:
-        """Give the agent and the grader their folders, before any program runs; return the folder of the sockets.
-
-        Raises:
-            OSError: The sandbox has ended.
-        """
-        first = supervised.first()
-        if first is None:
-            raise ProcessLookupError
-        sockets = first.folder(SOCKETS)
-        if os.geteuid() == 0:
-            first.chown(WORK, AGENT_UID)
-            first.chown(SOCKETS, AGENT_UID)
-            first.chown(GRADER_HOME, GRADER_UID)
-            with suppress(OSError):
-                # Ignore errors: if process 1 has exited, the first call to the agent will report it.
-                first.limit_terminals()
-        if supervised.folder is not None:
-            detached.record(supervised.folder, first.pid, supervised.group.name, spec.ledger)
-        return sockets
 
     def _sandbox(
         self,
@@ -329,8 +305,8 @@ class LocalBackend(SandboxBackend):
         self._modules, self._importable = host_python.standard_library(), host_python.readable()
         for group in cgroups.gone(self._cgroup_parents):
             await supervisor.empty(group)
-        orphans.reap()
-        await clock.to_thread(self._ranges.open)
+        supervisor.reap_orphans()
+        self._ranges.why_none = await clock.to_thread(uid_ranges.why_unavailable)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -352,23 +328,33 @@ def _find_detached(sandbox_id: str, parents: cgroups.CgroupFolders) -> tuple[Sup
         first = FirstProcess(note.first_pid)
     except OSError:
         raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None
-    return Supervisor(None, cgroups.Cgroup(parents, note.group), first=first, folder=note.folder), first
+    return Supervisor(None, cgroups.Cgroup(parents, note.group), known_first=first, folder=note.folder), first
 
 
-def _limit_inodes(supervised: Supervisor, disk_mib: int) -> bool:
+def _prepare(first: FirstProcess, supervised: Supervisor, spec: SandboxSpec) -> Path:
+    """Give the agent and the grader their folders, before any program runs; return the folder of the sockets.
+
+    Raises:
+        OSError: The sandbox has ended.
+    """
+    sockets = first.folder(SOCKETS)
+    if os.geteuid() == 0:
+        first.chown(WORK, AGENT_UID)
+        first.chown(SOCKETS, AGENT_UID)
+        first.chown(GRADER_HOME, GRADER_UID)
+        with suppress(OSError):
+            # Ignore errors: if process 1 has exited, the first call to the agent will report it.
+            first.limit_terminals()
+    if supervised.folder is not None:
+        detached.record(supervised.folder, first.pid, supervised.group.name, spec.ledger)
+    return sockets
+
+
+def _limit_inodes(first: FirstProcess, disk_mib: int) -> bool:
     """Remount writable paths to limit the number of files, which bubblewrap cannot do; return whether that worked."""
-    first = supervised.first()
-    if first is None:
-        return False
     try:
         for path, size_mib in arguments.writable_mib(disk_mib).items():
             first.remount(path, {"nr_inodes": str(layout.max_inodes(size_mib))})
     except OSError:
         return False
     return True
-
-
-def _size_mib(folder: Path) -> int:
-    """Return the size of the file system at `folder` in MiB."""
-    found = os.statvfs(folder)
-    return found.f_blocks * found.f_frsize >> 20

@@ -6,20 +6,21 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 import anyio
 
 from envkit import clock
+from envkit.runs import owners
 from envkit.types import Cause, CauseKind
 from envkit.types.sandboxes import Blocked, SandboxLimits
 
 from ..agent_client.channel import Survived
 from ..host import cgroups, run_dirs
-from ..host.child_process import Child, cause_of, signal_in
+from ..host.child_process import Child, cause_of
 from ..host.pid1 import FirstProcess
 from .arguments import BwrapOptions, bwrap_arguments
 from .uid_ranges import UidRange
@@ -33,67 +34,67 @@ _OOM_SCORE = 500
 """OOM score (of 1,000) of a sandbox's processes, which makes the kernel kill them before the host's processes."""
 
 
+@dataclass(eq=False)
 class Supervisor:
     """The handle with which the host inspects and ends one sandbox.
 
     Attributes:
+        child: The bubblewrap process; None if this process did not start it.
         group: Cgroup of all processes of the sandbox.
+        info: Pipe from which to read the pid of process 1; None once it is read.
+        known_first: Process 1; None until its pid is read.
         folder: Folder to remove when the sandbox ends; None for no folder.
+        score_line: Socket over which to lend files to process 1.
+        uids: The uid range of the sandbox, to recycle at its end.
         holds_reserve: Whether the agent user's programs have a lower memory limit than the whole sandbox, so that
             memory is reserved for graders.
     """
 
-    def __init__(
-        self,
-        child: Child | None,
-        group: cgroups.Cgroup,
-        *,
-        info: int | None = None,
-        first: FirstProcess | None = None,
-        folder: Path | None = None,
-        score_line: socket.socket | None = None,
-        uids: UidRange | None = None,
-    ) -> None:
-        self._child = child
-        self.group = group
-        self.folder = folder
-        self._info = info
-        self._info_json = b""
-        self._first = first
-        self._memory: cgroups.MemoryCounters | None = None
-        self._score_line = score_line
-        self._uids = uids
-        self.holds_reserve = group.of_agent is not None and group.of_agent.exists
+    child: Child | None
+    group: cgroups.Cgroup
+    _: KW_ONLY
+    info: int | None = None
+    known_first: FirstProcess | None = None
+    folder: Path | None = None
+    score_line: socket.socket | None = None
+    uids: UidRange | None = None
+    _info_json: bytes = b""
+    _memory: cgroups.MemoryCounters | None = None
+
+    def __post_init__(self) -> None:
+        self.holds_reserve = self.group.of_agent is not None and self.group.of_agent.exists
 
     def first(self) -> FirstProcess | None:
         """Return process 1 of the sandbox; None until bubblewrap reports its pid, and if it has exited by then."""
-        while self._first is None and self._info is not None:
-            os.set_blocking(self._info, False)
+        while self.known_first is None and self.info is not None:
+            os.set_blocking(self.info, False)
             try:
-                chunk = os.read(self._info, 4096)
+                chunk = os.read(self.info, 4096)
             except BlockingIOError:
                 return None
             self._info_json += chunk
             if not chunk or b"}" in self._info_json:  # the JSON object is complete
-                os.close(self._info)
-                self._info = None
+                os.close(self.info)
+                self.info = None
                 with suppress(ValueError, KeyError, ProcessLookupError):
-                    self._first = FirstProcess(json.loads(self._info_json)["child-pid"])
-        return self._first
+                    self.known_first = FirstProcess(json.loads(self._info_json)["child-pid"])
+        return self.known_first
 
     @property
     def is_running(self) -> bool:
         """Whether the bubblewrap process still runs; False if this process did not start it."""
-        return self._child is not None and self._child.returncode is None
+        return self.child is not None and self.child.returncode is None
 
     @property
     def pid(self) -> int:
         """Pid of the bubblewrap process, which this process must have started."""
-        assert self._child is not None
-        return self._child.pid
+        assert self.child is not None
+        return self.child.pid
 
-    async def enclose(self) -> None:
-        """Move the sandbox's processes into its cgroup. Must be called before the agent receives its configuration.
+    async def enclose(self) -> FirstProcess:
+        """Move the sandbox's processes into its cgroup, and return process 1.
+
+        Must be called before the agent receives its configuration.
 
         Takes several milliseconds, during which the agent's Python starts.
 
@@ -101,22 +102,23 @@ class Supervisor:
             OSError: The kernel refuses to move a process, or the sandbox has ended.
         """
         while (first := self.first()) is None:
-            if self._info is None:
+            if self.info is None:
                 raise ProcessLookupError
-            await anyio.wait_readable(self._info)
+            await anyio.wait_readable(self.info)
         await clock.to_thread(self._join, (self.pid, first.pid))
+        return first
 
     async def cause(self, survived: Survived) -> Cause:
         """Wait at most 2 s for the sandbox's end; return its cause. `survived` counts OOM kills that did not end it."""
         with anyio.move_on_after(_CAUSE_S):
             await self._wait()
-        if self._child is None:
+        if self.child is None:
             return Cause(CauseKind.UNKNOWN, "its processes have ended")
-        code = self._child.returncode
+        code = self.child.returncode
         found = (self._memory or self.group.memory_counters()).cause(survived.oom_kills)
         if code == 128 + signal.SIGKILL and found is not None:
             return found
-        return cause_of(signal_in(code), self._child.last_line())
+        return cause_of(code, self.child.last_line())
 
     async def diagnose(self) -> Blocked:
         """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Explained`."""
@@ -133,48 +135,48 @@ class Supervisor:
         with anyio.CancelScope(shield=True):
             if (first := self.first()) is not None:
                 first.kill()
-            elif self._child is not None:
-                self._child.kill()
-            if self._child is not None:
-                await self._child.end(grace_s=_GRACE_S)
+            elif self.child is not None:
+                self.child.kill()
+            if self.child is not None:
+                await self.child.end(grace_s=_GRACE_S)
             else:
                 with anyio.move_on_after(_GRACE_S):
                     await self._wait()
             # Read the memory counters now, because `empty` removes them with the cgroup.
             self._memory = self._memory or self.group.memory_counters()
-            if await empty(self.group) and self._uids is not None:
-                self._uids.recycle()
-                self._uids = None
+            if await empty(self.group) and self.uids is not None:
+                self.uids.recycle()
+                self.uids = None
             self.release()
             if self.folder is not None:
                 await clock.to_thread(run_dirs.remove, self.folder)
 
     def release(self) -> None:
         """Close this process's descriptors without ending the sandbox; a repeated call does nothing."""
-        if self._first is not None:
-            self._first.close()
-        if self._info is not None:
-            os.close(self._info)
-            self._info = None
-        if self._score_line is not None:
-            self._score_line.close()
-        if self._uids is not None:
-            self._uids.close()
-            self._uids = None
+        if self.known_first is not None:
+            self.known_first.close()
+        if self.info is not None:
+            os.close(self.info)
+            self.info = None
+        if self.score_line is not None:
+            self.score_line.close()
+        if self.uids is not None:
+            self.uids.close()
+            self.uids = None
 
     async def _wait(self) -> None:
-        if self._child is not None:
-            await self._child.wait()
-        elif self._first is not None:
-            await self._first.wait()
+        if self.child is not None:
+            await self.child.wait()
+        elif self.known_first is not None:
+            await self.known_first.wait()
 
     def _join(self, pids: Sequence[int]) -> None:
         for pid in pids:
             self.group.join(pid)
             with suppress(OSError):
                 Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE))
-        if self._score_line is not None:
-            self._lend(pids[-1], self._score_line)
+        if self.score_line is not None:
+            self._lend(pids[-1], self.score_line)
 
     def _lend(self, pid: int, line: socket.socket) -> None:
         """Send process 1 writable descriptors of its OOM score and of the agent user's cgroup.
@@ -257,6 +259,44 @@ def launch(
         child = Child(argv, env={}, stream=stream, name=group.name, pass_fds=handles)
         undo.pop_all()
     return Supervisor(child, group, info=info, score_line=score_line, uids=uids)
+
+
+def find_orphans() -> list[int]:
+    """Return the pids of children of bubblewrap processes that were killed while they started a sandbox.
+
+    Bubblewrap forks the child that becomes the sandbox, and the child waits on a pipe before it sets its parent-death
+    signal. If bubblewrap is killed during this time, the child waits forever, without a cgroup or a run directory. We
+    start bubblewrap with the name of the sandbox's cgroup as argv[0]; the child has the same argv[0].
+
+    An orphan's argv[0] names its envkit process, and an orphan is not a session leader. A running sandbox does not
+    match: its agent has another argv[0]. Bubblewrap's first process does not match: it is a session leader.
+    """
+    return [pid for pid, name in _named() if owners.is_owner_gone(name) and _is_led(pid)]
+
+
+def reap_orphans() -> list[int]:
+    """Kill the orphans and return their pids."""
+    found = find_orphans()
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _named() -> Iterator[tuple[int, str]]:
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):
+                name = (process / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+                if name.startswith("envkit-") and process.stat().st_uid == os.geteuid():
+                    yield int(process.name), name
+
+
+def _is_led(pid: int) -> bool:
+    try:
+        return os.getsid(pid) != pid
+    except ProcessLookupError:
+        return False
 
 
 def _file_of(content: bytes) -> int:

@@ -80,10 +80,6 @@ class UidRanges:
         self.why_none: str | None = "the backend is not open"
         self.free: list[UidRange] = []
 
-    def open(self) -> None:
-        """Check whether ranges can be created, and set `why_none`. Blocks for some milliseconds."""
-        self.why_none = why_unavailable()
-
     def take(self) -> UidRange | None:
         """Return a range that no other sandbox on this machine uses; None if ranges are not available.
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -58,7 +58,7 @@ class DaemonError(SandboxError):
 
 
 class Daemon:
-    """A client of one Docker daemon. `connect` creates it; `close` closes its connections."""
+    """A client of one Docker daemon. `connect` creates it; `aclose` closes its connections."""
 
     def __init__(self, api: Any, quick: Any, info: Mapping[str, Any]) -> None:
         self._api = api
@@ -89,7 +89,7 @@ class Daemon:
         """
         return await clock.to_thread(_connect)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for api in (self._api, self._quick):
             await self._call(api.close)
 
@@ -107,9 +107,15 @@ class Daemon:
             DaemonError: The daemon could not remove it within 10 s.
         """
         deadline = clock.now() + _REMOVAL_S
-        while (refused := await self._refusal_to_remove(container)) is not None:
-            if clock.now() > deadline:
-                raise refused
+        while True:
+            try:
+                return await self._call(self._api.remove_container, container, v=True, force=True)
+            except DaemonError as error:
+                if error.http_status == 404:
+                    return None
+                # A retry may help in other cases, e.g. if the container is starting.
+                if error.http_status not in (409, 500) or clock.now() > deadline:
+                    raise
             await anyio.sleep(_REMOVAL_PAUSE_S)
 
     async def attach(self, container: str, *, has_input: bool = True) -> AttachStream:
@@ -129,10 +135,7 @@ class Daemon:
 
     async def inspect(self, container: str) -> Mapping[str, Any] | None:
         """Return the daemon's record of a container, with a timeout of 1.5 s; None if there is no such container."""
-        return cast(
-            "Mapping[str, Any] | None",
-            await self._unless_missing(self._query(self._quick.inspect_container, container)),
-        )
+        return await self._unless_missing(self._query(self._quick.inspect_container, container))
 
     async def processes(self, container: str) -> tuple[int, int]:
         """Return the numbers of processes that a container has and may have; 0 if they are unknown."""
@@ -147,13 +150,11 @@ class Daemon:
         Returns:
             Whether the container ran out of memory, and its exit code (None if it has not ended).
         """
-        return cast("tuple[bool, int | None]", await self._query(_end_since, self._quick, container, since))
+        return await self._query(_end_since, self._quick, container, since)
 
     async def containers(self, label: str) -> Sequence[Mapping[str, Any]]:
         """Return every container that has this label, given as ``NAME`` or ``NAME=VALUE``."""
-        return cast(
-            "Sequence[Mapping[str, Any]]", await self._call(self._api.containers, all=True, filters={"label": label})
-        )
+        return await self._call(self._api.containers, all=True, filters={"label": label})
 
     async def volumes(self, label: str) -> Sequence[Mapping[str, Any]]:
         """Return every volume that has this label, given as ``NAME`` or ``NAME=VALUE``."""
@@ -182,7 +183,7 @@ class Daemon:
 
     async def images(self, label: str) -> Sequence[Mapping[str, Any]]:
         """Return every image that has this label, given as ``NAME`` or ``NAME=VALUE``."""
-        return cast("Sequence[Mapping[str, Any]]", await self._call(self._api.images, filters={"label": label}))
+        return await self._call(self._api.images, filters={"label": label})
 
     async def image_names(self) -> Sequence[str]:
         """Return the names of all images, sorted."""
@@ -256,17 +257,6 @@ class Daemon:
         finally:
             stopped.set()
 
-    async def _refusal_to_remove(self, container: str) -> DaemonError | None:
-        """Try to remove a container; return an error if a retry may help, e.g. because the container is starting."""
-        try:
-            await self._call(self._api.remove_container, container, v=True, force=True)
-        except DaemonError as error:
-            if error.http_status in (409, 500):
-                return error
-            if error.http_status != 404:
-                raise
-        return None
-
     async def _remove(self, remove: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         try:
             await self._call(remove, *arguments, **options)
@@ -274,7 +264,7 @@ class Daemon:
             if error.http_status not in (404, 409):  # missing, or in use
                 raise
 
-    async def _unless_missing(self, answer: Awaitable[Any]) -> Any:
+    async def _unless_missing(self, answer: Awaitable[T]) -> T | None:
         try:
             return await answer
         except DaemonError as error:
@@ -282,11 +272,11 @@ class Daemon:
                 return None
             raise
 
-    async def _call(self, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    async def _call(self, call: Callable[..., T], *args: object, **kwargs: object) -> T:
         async with self._limiter:
             return await clock.to_thread(_translated, call, args, kwargs)
 
-    async def _query(self, query: Callable[..., Any], *args: object) -> Any:
+    async def _query(self, query: Callable[..., T], *args: object) -> T:
         async with self._queries:
             return await clock.to_thread(_translated, query, args, {})
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -37,7 +38,7 @@ from .api import Daemon, DaemonError
 from .container import AttachedContainer, DiskPaths, MissingProgramError
 from .container_config import DISK_LABEL, PROFILE_LABEL, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
-from .images import GAMES_IMAGE, PLAIN_IMAGE, find_image, present, why_unusable
+from .images import GAMES_IMAGE, PLAIN_IMAGE, find_image, present, why_missing
 from .orphans import DETACHED_LABEL, LEDGER_LABEL, SANDBOX_LABEL
 
 __all__ = ["GAMES_IMAGE", "PLAIN_IMAGE", "DockerBackend", "default_image", "why_unavailable"]
@@ -55,22 +56,17 @@ _ATTACH_S = 10.0
 async def why_unavailable(image: str | None = None) -> str | None:
     """Return in one line why Docker sandboxes cannot run here; None if they can."""
     try:
-        daemon = await Daemon.connect()
+        async with aclosing(await Daemon.connect()) as daemon:
+            name = None if image is None else await present(daemon, image)
+            return await why_missing(daemon, name) if name and await daemon.image(name) is None else None
     except (DaemonError, UsageError) as error:
         return str(error)
-    try:
-        return None if image is None else await why_unusable(daemon, image)
-    finally:
-        await daemon.close()
 
 
 async def default_image() -> str:
     """Return the image of sandboxes whose spec names none: `PLAIN_IMAGE`, or without it a base image that is here."""
-    daemon = await Daemon.connect()
-    try:
+    async with aclosing(await Daemon.connect()) as daemon:
         return await present(daemon, PLAIN_IMAGE)
-    finally:
-        await daemon.close()
 
 
 class DockerBackend(SandboxBackend):
@@ -206,7 +202,7 @@ class DockerBackend(SandboxBackend):
                 await self._sandboxes.close()
                 await orphans.clear(self._daemon, self._run_name)
             finally:
-                await self._daemon.close()
+                await self._daemon.aclose()
                 self._opened = None
 
     async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox:
@@ -257,7 +253,7 @@ class DockerBackend(SandboxBackend):
             seccomp_profile=self._filter,
             agent_sets_scores=container.lends_score(self._daemon, spec),
         )
-        attached = await container.run(self._daemon, made, self._opening)
+        attached = await container.run(self._daemon, made, self._opening, removes_itself=spec.detached)
         try:
             volumes, first, paths = await attached.places(spec)
             await attached.apply_limits(first, spec)

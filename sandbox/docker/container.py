@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import anyio
 
@@ -46,23 +45,24 @@ class DiskPaths:
     first_pid: int
 
 
+@dataclass(eq=False)
 class AttachedContainer:
     """A container that runs or is starting, with its standard streams attached.
 
     Attributes:
         id: Docker's id of the container.
         stream: The container's standard streams.
+        removes_itself: Whether the daemon removes the container when it ends.
         agent_group: The separate memory cgroup of the agent's programs; None if they share the container's cgroup.
     """
 
-    def __init__(
-        self, daemon: Daemon, container_id: str, stream: AttachStream, *, removes_itself: bool = False
-    ) -> None:
-        self.id = container_id
-        self.stream = stream
-        self.agent_group: AgentCgroup | None = None
-        self._daemon = daemon
-        self._removes_itself = removes_itself
+    daemon: Daemon
+    id: str
+    stream: AttachStream
+    removes_itself: bool
+    agent_group: AgentCgroup | None = None
+
+    def __post_init__(self) -> None:
         self._began_s = int(clock.wall())
 
     async def kill(self) -> None:
@@ -72,7 +72,7 @@ class AttachedContainer:
             DaemonError: The daemon does not answer.
         """
         self.stream.close()
-        await self._daemon.remove(self.id)
+        await self.daemon.remove(self.id)
 
     async def places(self, spec: SandboxSpec) -> tuple[Mapping[str, Path], FirstProcess | None, DiskPaths | None]:
         """Return what this process can reach of the container on this host.
@@ -82,9 +82,9 @@ class AttachedContainer:
             this host has a process with its pid and its mounts; and where the container writes on this host's disk,
             unless its root is read-only or inaccessible.
         """
-        if not _is_open(self._daemon):
+        if not _is_open(self.daemon):
             return {}, None, None
-        found = await self._daemon.inspect(self.id) or {"State": {"Pid": 0}}
+        found = await self.daemon.inspect(self.id) or {"State": {"Pid": 0}}
         mounts, pid = found.get("Mounts", ()), int(found["State"]["Pid"])
         # `ismount` does not block
         volumes = {one["Destination"]: Path(one["Source"]) for one in mounts if os.path.ismount(one["Source"])}  # noqa: ASYNC240
@@ -103,7 +103,7 @@ class AttachedContainer:
             with closing(first):
                 with suppress(OSError):
                     first.limit_terminals({"gid": _TTY_GROUP})
-                if lends_score(self._daemon, spec):
+                if lends_score(self.daemon, spec):
                     await clock.to_thread(self._lend, first, SandboxLimits.of(spec).memory_mib)
 
     def find_agent_group(self, first: FirstProcess | None) -> None:
@@ -135,10 +135,10 @@ class AttachedContainer:
         Raises:
             DaemonError: The daemon does not answer.
         """
-        found = await self._daemon.inspect(self.id)
+        found = await self.daemon.inspect(self.id)
         if found is not None and found["State"].get("Paused"):
             return Blocked.PAUSED
-        used, limit = await self._daemon.processes(self.id)
+        used, limit = await self.daemon.processes(self.id)
         return Blocked.PROCESS_LIMIT if limit and used >= limit * 3 // 4 else Blocked.UNKNOWN
 
     async def cause(self, survived: Survived) -> Cause:
@@ -159,10 +159,8 @@ class AttachedContainer:
         return Cause(CauseKind.BACKEND_LOST, "its streams ended")
 
     async def _cause(self, last_line: str, survived: Survived) -> Cause | None:
-        found = await self._daemon.inspect(self.id)
-        out_of_memory = Cause(
-            CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=self._daemon.distinguishes_memory_limit
-        )
+        found = await self.daemon.inspect(self.id)
+        out_of_memory = Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=self.daemon.distinguishes_memory_limit)
         why: Cause | None = Cause(CauseKind.BACKEND_LOST, "removed")
         if found is not None:
             assumed = None if survived.oom_kills else out_of_memory
@@ -170,10 +168,10 @@ class AttachedContainer:
             if why is None or why.kind is not CauseKind.KILLED:
                 return why
         since_s = survived.at_s + LATE_EVENT_S if survived.oom_kills else self._began_s
-        is_out_of_memory, code = await self._daemon.end_since(self.id, since_s)
+        is_out_of_memory, code = await self.daemon.end_since(self.id, since_s)
         if is_out_of_memory:
             return out_of_memory
-        if found is None and self._removes_itself and code is not None:
+        if found is None and self.removes_itself and code is not None:
             return container_config.cause({"ExitCode": code}, last_line)
         return why
 
@@ -217,7 +215,7 @@ def connect(volumes: Mapping[str, Path]) -> socket.socket:
     return run_dirs.connect(volumes[CONTROL_DIR], CONTROL_SOCKET)
 
 
-async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> AttachedContainer:
+async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes, removes_itself: bool) -> AttachedContainer:
     """Create a container, attach to it, write `opening` to its standard input and start it.
 
     Raises:
@@ -228,8 +226,7 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
     stream: AttachStream | None = None
     try:
         stream = await daemon.attach(container_id)
-        removes_itself = bool(cast("Mapping[str, JSON]", options["HostConfig"])["AutoRemove"])
-        attached = AttachedContainer(daemon, container_id, stream, removes_itself=removes_itself)
+        attached = AttachedContainer(daemon, container_id, stream, removes_itself)
         await stream.send(opening)  # returns before the container reads the bytes
         await daemon.start(container_id)
     except BaseException as error:

@@ -173,10 +173,11 @@ def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | N
         return None
     if state.get("OOMKilled") and code == 128 + signal.SIGKILL and out_of_memory is not None:
         return out_of_memory
-    return cause_of(128 - code if 128 < code <= 192 else code, last_line)
+    return cause_of(code, last_line)
 
 
 def _host(spec: SandboxSpec, limits: SandboxLimits, labels: Mapping[str, str]) -> dict[str, JSON]:
+    uid = 0 if spec.profile == "system" else AGENT_UID
     host: dict[str, JSON] = {
         "NetworkMode": "bridge" if spec.network == "open" else "none",
         "CapDrop": ["ALL"],
@@ -195,7 +196,7 @@ def _host(spec: SandboxSpec, limits: SandboxLimits, labels: Mapping[str, str]) -
         "Ulimits": [*_ULIMITS],
         # Use anonymous volumes: the host can access them, unlike tmpfs mounts, and they are removed with the container.
         "Mounts": [
-            _volume(SOCKETS, _sockets_options(spec), labels),
+            _volume(SOCKETS, f"{_SOCKETS_OPTIONS},uid={uid},gid={uid}", labels),
             *([_volume(CONTROL_DIR, _CONTROL_OPTIONS, labels)] if spec.detached else ()),
             *(_view(source, path) for source, path in spec.views),
         ],
@@ -247,8 +248,3 @@ def _grader_home(limits: SandboxLimits, uid: int) -> str:
 
 def _tmpfs(size_mib: int) -> str:
     return f"size={size_mib}m,nr_inodes={max_inodes(size_mib)},exec,nosuid,nodev"
-
-
-def _sockets_options(spec: SandboxSpec) -> str:
-    uid = 0 if spec.profile == "system" else AGENT_UID
-    return f"{_SOCKETS_OPTIONS},uid={uid},gid={uid}"

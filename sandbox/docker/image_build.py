@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,8 +80,7 @@ async def build(
         raise UsageError(f"--data: the image {name} has no environments; build the image games")
     base = base or (OFFLINE_BASE if offline else ONLINE_BASE)
     tag = tag or f"envkit/{name}:1"
-    daemon = await Daemon.connect()
-    try:
+    async with aclosing(await Daemon.connect()) as daemon:
         await _require_base(daemon, base, offline=offline, announce=announce)
         platform = await _platform(base)
         announce(f"fetching packages for Python {platform.python} on {platform.machine}")
@@ -91,8 +91,6 @@ async def build(
                 await clock.to_thread(shutil.copytree, source, context / "data" / one)
             announce(f"building {tag} on {base}")
             await _build(daemon, context, tag, base, announce)
-    finally:
-        await daemon.close()
     return tag
 
 

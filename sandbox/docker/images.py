@@ -37,12 +37,6 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec) -> Imag
     return image
 
 
-async def why_unusable(daemon: Daemon, name: str) -> str | None:
-    """Return in one line why the image cannot be used, and what to do; None if it can be used."""
-    name = await present(daemon, name)
-    return await why_missing(daemon, name) if await daemon.image(name) is None else None
-
-
 async def why_missing(daemon: Daemon, name: str) -> str:
     """Return one line that says that the image is missing, and how to get it."""
     there = await daemon.image_names()

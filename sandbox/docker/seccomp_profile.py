@@ -18,47 +18,31 @@ from envkit.types import JSON
 
 from ..host import seccomp
 
-_FILES = """
-    access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
-    fallocate fchdir fchmod fchmodat fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr
-    fsetxattr fstat fstatfs fsync ftruncate futimesat getcwd getdents getdents64 getxattr inotify_add_watch
-    inotify_init inotify_init1 inotify_rm_watch lchown lgetxattr link linkat listxattr llistxattr lremovexattr lseek
-    lsetxattr lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev
-    pwritev2 read readahead readlink readlinkat readv removexattr rename renameat renameat2 rmdir sendfile setxattr
-    splice stat statfs statx symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat utime
-    utimensat utimes vmsplice write writev
+_ALLOWED = """
+    accept accept4 access alarm arch_prctl bind brk capget capset chdir chmod chown clock_getres clock_gettime
+    clock_nanosleep close close_range connect copy_file_range creat dup dup2 dup3 epoll_create epoll_create1 epoll_ctl
+    epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 execve execveat exit exit_group faccessat faccessat2 fadvise64
+    fallocate fchdir fchmod fchmodat fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fork fremovexattr
+    fsetxattr fstat fstatfs fsync ftruncate futex futex_waitv futimesat get_robust_list getcpu getcwd getdents
+    getdents64 getegid geteuid getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority
+    getrandom getresgid getresuid getrlimit getrusage getsid getsockname getsockopt gettid gettimeofday getuid getxattr
+    inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioprio_get ioprio_set kill lchown lgetxattr link
+    linkat listen listxattr llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier memfd_create mincore mkdir
+    mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mq_getsetattr mq_notify mq_open mq_timedreceive
+    mq_timedsend mq_unlink mremap msgctl msgget msgrcv msgsnd msync munlock munlockall munmap nanosleep newfstatat open
+    openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 poll ppoll prctl pread64 preadv preadv2 prlimit64
+    pselect6 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv recvfrom recvmmsg recvmsg removexattr
+    rename renameat renameat2 restart_syscall rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo
+    rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min
+    sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity
+    sched_setattr sched_setparam sched_setscheduler sched_yield seccomp select semctl semget semop semtimedop sendfile
+    sendmmsg sendmsg sendto set_robust_list set_tid_address setfsgid setfsuid setgid setgroups setitimer setpgid
+    setpriority setregid setresgid setresuid setreuid setrlimit setsid setsockopt setuid setxattr shmat shmctl shmdt
+    shmget shutdown sigaltstack signalfd signalfd4 splice stat statfs statx symlink symlinkat sync sync_file_range
+    syncfs sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create
+    timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat utime utimensat utimes vfork
+    vmsplice wait4 waitid write writev
 """
-_MEMORY = """
-    brk madvise membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect mremap msync munlock munlockall
-    munmap
-"""
-_PROCESSES = """
-    arch_prctl capget capset execve execveat exit exit_group fork get_robust_list getcpu getegid geteuid
-    getgid getgroups getpgid getpgrp getpid getppid getpriority getresgid getresuid getrlimit getrusage getsid gettid
-    getuid ioprio_get ioprio_set pidfd_open pidfd_send_signal prctl prlimit64 restart_syscall rseq
-    sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler
-    sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield seccomp
-    set_robust_list set_tid_address setfsgid setfsuid setgid setgroups setpgid setpriority setregid
-    setresgid setresuid setreuid setrlimit setsid setuid sysinfo uname vfork wait4 waitid
-"""
-_SIGNALS = """
-    kill pause rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
-    rt_tgsigqueueinfo sigaltstack signalfd signalfd4 tgkill tkill
-"""
-_TIME = """
-    alarm clock_getres clock_gettime clock_nanosleep getitimer gettimeofday nanosleep setitimer time timer_create
-    timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime times
-"""
-_WAITING = """
-    epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_waitv poll
-    ppoll pselect6 select
-"""
-_TALKING = """
-    accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify mq_open
-    mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 recvfrom recvmmsg recvmsg semctl
-    semget semop semtimedop sendmmsg sendmsg sendto setsockopt shmat shmctl shmdt shmget shutdown
-"""
-_OTHERS = "getrandom"
 _MISSING = ("clone3", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self")
 _PERSONALITIES = (0, 0xFFFFFFFF)
 """Allowed arguments of the call `personality`: the one that sets the default value, and the one that only queries."""
@@ -83,9 +67,7 @@ def profile_for(daemon: Mapping[str, Any]) -> str | None:
 
 
 def _rules(machine: str) -> Iterator[JSON]:
-    groups = (_FILES, _MEMORY, _PROCESSES, _SIGNALS, _TIME, _WAITING, _TALKING, _OTHERS)
-    listed = {name for group in groups for name in group.split()}
-    yield _rule(sorted(listed - set(seccomp.denied(machine))))
+    yield _rule(sorted(set(_ALLOWED.split()) - set(seccomp.denied(machine))))
     yield {"names": list(_MISSING), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}
     yield _rule(["clone"], _equals(0, seccomp.NEW_NAMESPACES, 0))
     for family in seccomp.FAMILIES:

@@ -5,13 +5,16 @@ The sandbox has no network. The relay (`envkit.sandbox.egress.relay_inside`) run
 and serves the requests that arrive on them, if `envkit.sandbox.egress.allowlist` allows the target. HTTPS is tunnelled
 (``CONNECT``) and not inspected, so an allowed server may forward data anywhere. A plain HTTP connection carries one
 request, to the host in its request line; the proxy replaces the header ``Host``.
+
+A second relay can connect the sandbox's programs to one service of this process, and to nothing else (`open_service`).
 """
 
 from __future__ import annotations
 
+import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -54,6 +57,9 @@ _RETRY_S = 0.02
 """Seconds between the first attempts to connect to the relay; doubled after each attempt, up to `_RESTART_S`."""
 _RESTART_S = 1.0
 _FOR_EVER_S = 1e9
+_SERVICE_PORTS = range(20_000, 60_000)
+_SERVICE_START_S = 30.0
+_SERVICE_PYTHON = "python3"
 _END = b"\r\n\r\n"
 _OWN_HEADERS = (b"connection", b"host", b"keep-alive", b"proxy-authorization", b"proxy-connection")
 _INSIDE = Path(__file__).with_name("relay_inside.py")
@@ -91,10 +97,10 @@ async def open_for(
     """
     if isinstance(spec.network, str):
         return
-    sandbox.while_alive(keep_relay(sandbox, python, SOCKET, PORT))
+    sandbox.while_alive(_keep_relay(sandbox, python, SOCKET, PORT))
     try:
         with anyio.move_on_after(spec.start_timeout_s):
-            (await connected(sandbox, SOCKET)).close()
+            (await _connected(sandbox, SOCKET)).close()
             sandbox.while_alive(serve(sandbox, Allowlist(spec.network, resolve)))
             return
     except SandboxLostError as error:
@@ -105,6 +111,44 @@ async def open_for(
         raise
     await sandbox.stop()
     raise SandboxEndedError(sandbox.id, f"the proxy relay at {_ADDRESS} in the sandbox did not start")
+
+
+@asynccontextmanager
+async def open_service(sandbox: Sandbox, connect: Callable[[], Awaitable[socket.socket]]) -> AsyncIterator[int]:
+    """Let the programs of a sandbox with Python 3.8 or newer connect to a service during the block.
+
+    `connect` returns a connected, non-blocking socket to the service.
+
+    Yields:
+        The port on 127.0.0.1 in the sandbox.
+
+    Raises:
+        SandboxEndedError: The relay does not start in the sandbox.
+        SandboxLostError: The sandbox was lost.
+    """
+
+    async def answer(client: SocketStream, first: bytes) -> None:
+        if not first:
+            return
+        with suppress(OSError):
+            upstream = await SocketStream.open(await connect())
+            try:
+                await _join(client, upstream, first)
+                await client.end()
+            finally:
+                upstream.close()
+
+    # A random port, because sandboxes without isolation share the ports of the machine
+    port = secrets.choice(_SERVICE_PORTS)
+    name = f"service-{port}"
+    async with clock.background_tasks() as tasks:
+        tasks.start_soon(_keep_relay, sandbox, _SERVICE_PYTHON, name, port)
+        with anyio.move_on_after(_SERVICE_START_S) as scope:
+            (await _connected(sandbox, name)).close()
+        if scope.cancelled_caught:
+            raise SandboxEndedError(sandbox.id, f"the relay did not start in the sandbox; it needs {_SERVICE_PYTHON}")
+        tasks.start_soon(_serve_relay, sandbox, name, answer)
+        yield port
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +205,7 @@ async def serve(sandbox: Sandbox, allowlist: Allowlist) -> None:
                 try:
                     if not request.head:
                         await client.send(b"HTTP/1.1 200 Connection established" + _END)
-                    await join(client, upstream, request.head + rest)
+                    await _join(client, upstream, request.head + rest)
                 finally:
                     upstream.close()
             with anyio.move_on_after(_LINGER_S):
@@ -169,16 +213,13 @@ async def serve(sandbox: Sandbox, allowlist: Allowlist) -> None:
                 while await client.receive():
                     pass
 
-    await serve_relay(sandbox, SOCKET, answer)
+    await _serve_relay(sandbox, SOCKET, answer)
 
 
-async def serve_relay(sandbox: Sandbox, name: str, answer: Callable[[SocketStream, bytes], Awaitable[None]]) -> None:
-    """Keep idle connections to a relay, and answer the clients that arrive on them, until the sandbox ends.
+async def _serve_relay(sandbox: Sandbox, name: str, answer: Callable[[SocketStream, bytes], Awaitable[None]]) -> None:
+    """Keep idle connections to the relay at the socket `name`, until the sandbox ends.
 
-    Args:
-        sandbox: The sandbox that the relay runs in.
-        name: File name of the relay's Unix socket.
-        answer: Serves one client, from which it gets the connection and the first bytes.
+    `answer` serves each client that arrives on them; it gets the connection and the client's first bytes.
     """
     limit = anyio.CapacityLimiter(_AT_ONCE)
     async with anyio.create_task_group() as tasks:
@@ -186,7 +227,7 @@ async def serve_relay(sandbox: Sandbox, name: str, answer: Callable[[SocketStrea
         async def serve_connection() -> None:
             async with limit:
                 try:
-                    client = await SocketStream.open(await connected(sandbox, name))
+                    client = await SocketStream.open(await _connected(sandbox, name))
                 except SandboxLostError:
                     tasks.cancel_scope.cancel()
                     return
@@ -203,7 +244,7 @@ async def serve_relay(sandbox: Sandbox, name: str, answer: Callable[[SocketStrea
             tasks.start_soon(serve_connection)
 
 
-async def keep_relay(sandbox: Sandbox, python: str, name: str, port: int) -> None:
+async def _keep_relay(sandbox: Sandbox, python: str, name: str, port: int) -> None:
     """Run the relay inside a sandbox until the sandbox ends: at `port` for clients, at the socket `name` for us."""
     command = [python, "-I", "-S", "-c", _INSIDE.read_text(), f"{SOCKETS}/{name}", str(port)]
     with suppress(SandboxLostError):
@@ -212,7 +253,7 @@ async def keep_relay(sandbox: Sandbox, python: str, name: str, port: int) -> Non
             await anyio.sleep(_RESTART_S)
 
 
-async def connected(sandbox: Sandbox, name: str) -> socket.socket:
+async def _connected(sandbox: Sandbox, name: str) -> socket.socket:
     """Return a connection to the relay; wait until the relay listens."""
     pause_s = _RETRY_S
     while True:
@@ -236,7 +277,7 @@ async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
     raise RefusedError(400, f"no complete request within {_HEAD_S:g} s")
 
 
-async def join(client: SocketStream, upstream: SocketStream, first: bytes) -> None:
+async def _join(client: SocketStream, upstream: SocketStream, first: bytes) -> None:
     """Send `first` to `upstream`, then copy bytes both ways until `upstream` ends or no data comes for `_IDLE_S`."""
 
     async def carry_up() -> None:

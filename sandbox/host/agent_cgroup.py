@@ -10,7 +10,6 @@ read-only, except for the one file through which a process moves itself.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,14 +27,9 @@ def reserve_mib(memory_mib: int) -> int:
 
 
 class AgentCgroup:
-    """The memory cgroup of the agent's programs in one sandbox. `make` creates it.
+    """The memory cgroup of the agent's programs, a child of the sandbox's memory cgroup. `make` creates its `folder`.
 
-    Args:
-        sandbox: Folder of the sandbox's memory cgroup.
-        is_unified: Whether the host uses cgroups version 2.
-
-    Attributes:
-        folder: Folder of the agent's cgroup. It does not exist before `make`, or if `make` failed.
+    If `is_unified`, the host uses cgroups version 2.
     """
 
     def __init__(self, sandbox: Path, *, is_unified: bool) -> None:
@@ -72,15 +66,15 @@ class AgentCgroup:
         limit = str(memory_mib - reserve_mib(memory_mib) << 20)
         try:
             if self._is_unified:
-                _write(self._sandbox / "cgroup.subtree_control", "+memory")
+                write(self._sandbox / "cgroup.subtree_control", "+memory")
                 (self._sandbox / _FIRST).mkdir(exist_ok=True)
             self.folder.mkdir(exist_ok=True)
             if self._is_unified:
-                _write(self.folder / "memory.max", limit)
+                write(self.folder / "memory.max", limit)
             else:
-                _write(self.folder / "memory.limit_in_bytes", limit)
+                write(self.folder / "memory.limit_in_bytes", limit)
                 with suppress(FileNotFoundError):  # the file is missing if the kernel does not account swap
-                    _write(self.folder / "memory.memsw.limit_in_bytes", limit)
+                    write(self.folder / "memory.memsw.limit_in_bytes", limit)
         except OSError:
             self.remove()
             raise
@@ -89,7 +83,7 @@ class AgentCgroup:
         """Reset the kernel's record of the peak memory use. Does nothing in version 2, where the record is not used."""
         for folder in () if self._is_unified else (self._sandbox, self.folder):
             with suppress(OSError):
-                _write(folder / "memory.max_usage_in_bytes", "0")
+                write(folder / "memory.max_usage_in_bytes", "0")
 
     def remove(self) -> None:
         """Remove the agent's cgroup and the one of process 1. A cgroup that contains processes remains."""
@@ -98,7 +92,7 @@ class AgentCgroup:
                 folder.rmdir()
         if self._is_unified and not self.folders:
             with suppress(OSError):
-                _write(self._sandbox / "cgroup.subtree_control", "-memory")
+                write(self._sandbox / "cgroup.subtree_control", "-memory")
 
 
 def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
@@ -115,10 +109,8 @@ def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
     return AgentCgroup(folder, is_unified=False) if container_id in path and folder.is_dir() else None
 
 
-def _write(file: Path, value: str) -> None:
-    # O_CREAT is not set: in a folder that is not a cgroup, this must fail instead of creating an ordinary file.
-    handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(handle, value.encode())
-    finally:
-        os.close(handle)
+def write(path: Path, value: str) -> None:
+    """Write to a file of the kernel."""
+    # The mode is not "w": in a folder that is not a cgroup, this must fail instead of creating an ordinary file.
+    with path.open("r+") as file:
+        file.write(value)

@@ -20,7 +20,7 @@ from envkit.runs import owners
 from envkit.types import Cause, CauseKind
 from envkit.types.sandboxes import SandboxLimits
 
-from .agent_cgroup import AgentCgroup
+from .agent_cgroup import AgentCgroup, write
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -126,8 +126,7 @@ class Cgroup:
         for folder in self._each():
             of_agent = self.of_agent if folder == self._folders.get("memory") else None
             procs = (folder if of_agent is None else of_agent.first_folder) / "cgroup.procs"
-            with procs.open("r+") as file:
-                file.write(str(pid))
+            write(procs, str(pid))
 
     def views(self) -> list[tuple[Path, str]]:
         """Return each host folder of the cgroup with the path at which programs in the sandbox look for it."""
@@ -196,9 +195,7 @@ class Cgroup:
             self._set("memory", "memory.swappiness", "0")
 
     def _set(self, controller: str, name: str, value: str) -> None:
-        # The mode is not "w": in a folder that is not a cgroup, this must fail instead of creating an ordinary file.
-        with (self._folders[controller] / name).open("r+") as file:
-            file.write(value)
+        write(self._folders[controller] / name, value)
 
 
 def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> CgroupFolders:
@@ -275,8 +272,7 @@ def _has_controllers(folder: Path) -> bool:
     try:
         missing = set(CONTROLLERS) - set(switch.read_text().split())
         if missing and missing <= set((folder / "cgroup.controllers").read_text().split()):
-            with switch.open("r+") as file:  # fails if the cgroup contains processes
-                file.write(" ".join(f"+{name}" for name in sorted(missing)))
+            write(switch, " ".join(f"+{name}" for name in sorted(missing)))  # fails if the cgroup contains processes
             missing = set(CONTROLLERS) - set(switch.read_text().split())
     except OSError:
         return False

@@ -146,18 +146,17 @@ class Child:
 
 
 def cause_of(returncode: int | None, last_line: str) -> Cause:
-    """Return the cause for the exit code of a sandbox's process 1. For a signal, the cause does not name the sender."""
+    """Return the cause for the exit code of a sandbox's process 1. For a signal, the cause does not name the sender.
+
+    A signal is a negative number, as in Popen, or 128 more than its number, as in a shell.
+    """
     if returncode is None:
         return Cause(CauseKind.UNRESPONSIVE, "it does not answer")
-    if returncode < 0:
-        return Cause(CauseKind.KILLED, f"killed by signal {-returncode}{_signal_name(-returncode)}")
+    if returncode < 0 or 128 < returncode <= 192:
+        number = -returncode if returncode < 0 else returncode - 128
+        return Cause(CauseKind.KILLED, f"killed by signal {number}{_signal_name(number)}")
     detail = f": {last_line}" if returncode and last_line else ""
     return Cause(CauseKind.EXITED, f"exited with code {returncode}{detail}")
-
-
-def signal_in(code: int | None) -> int | None:
-    """Convert a shell's exit code to the convention of Popen: 128 + n, which stands for signal n, becomes -n."""
-    return 128 - code if code is not None and 128 < code <= 192 else code
 
 
 def _signal_name(number: int) -> str:

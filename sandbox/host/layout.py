@@ -35,14 +35,8 @@ def config(
 ) -> dict[str, JSON]:
     """Return the configuration that process 1 of a sandbox receives as its first message.
 
-    Args:
-        spec: Spec of the sandbox.
-        env: Environment variables of every program in the sandbox.
-        command: Program and arguments that the sandbox runs from its start; empty to run none.
-        has_users: Whether the users ``agent`` and ``grader`` have different uids.
-        is_root: Whether programs may run as root in the sandbox.
-        work: Working directory of the agent's programs.
-        grader_home: Home folder of graders. If `has_users`, only they can enter it.
+    `has_users` tells whether the users ``agent`` and ``grader`` have different uids, so that only graders can enter
+    `grader_home`, and `is_root` whether programs may run as root. An empty `command` runs none.
     """
     return {
         "agent_uid": AGENT_UID if has_users else None,

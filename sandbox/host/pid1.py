@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
-from .remount import lend_files, reconfigure
+from .remount import enter_and_mount, reconfigure
 
 _TERMINALS = 64
 """Maximum number of terminals per sandbox. By default the kernel allows 3,072 for all sandboxes together."""
@@ -18,9 +19,6 @@ _TERMINALS = 64
 
 class FirstProcess:
     """Process 1 of a sandbox. It is held by file descriptors, because the kernel may reuse the pid after its end.
-
-    Args:
-        pid: Pid of process 1 on the host.
 
     Raises:
         ProcessLookupError: The process has exited.
@@ -58,8 +56,22 @@ class FirstProcess:
         signal.pidfd_send_signal(self._handles[0], 0)
 
     def lend(self, more: Mapping[str, str]) -> None:
-        """Make its OOM score and the files `more` writable in the sandbox; see `remount.lend_files`."""
-        lend_files(self.pid, self.require_life, more)
+        """Make two files writable, by bind mounts, in a container whose ``/proc`` and cgroups are otherwise read-only.
+
+        The first is the ``oom_score_adj`` of process 1, which its children inherit. Other processes in the container
+        cannot lower their scores. The second is the file through which a process moves itself into the agent's memory
+        cgroup.
+
+        Args:
+            more: Path of the second file in the container, by its path on the host; may be empty.
+
+        Raises:
+            OSError: The kernel does not support or refuses the system calls, or the process has exited.
+        """
+        # Use a new thread, which ends afterwards: a thread cannot leave the mount namespace that it has entered.
+        with ThreadPoolExecutor(1) as thread:
+            files = {f"/proc/{self.pid}/oom_score_adj": "/proc/1/oom_score_adj", **more}
+            thread.submit(enter_and_mount, self.pid, self.require_life, files).result()
 
     def chown(self, path: str, uid: int) -> None:
         """Make the sandbox's user `uid`, and the group with the same number, the owner of the sandbox's folder `path`.
@@ -67,7 +79,7 @@ class FirstProcess:
         Raises:
             OSError: The process has exited, or there is no such folder.
         """
-        owner = host_id(self.pid, uid)
+        owner = _host_id(self.pid, uid)
         os.chown(self.folder(path), owner, owner)
 
     def limit_terminals(self, more: Mapping[str, str] | None = None) -> None:
@@ -121,7 +133,7 @@ class FirstProcess:
             os.close(self._handles.pop())
 
 
-def host_id(pid: int, inside: int) -> int:
+def _host_id(pid: int, inside: int) -> int:
     """Return the host's uid (and gid) to which the user namespace of process `pid` maps its uid `inside`.
 
     Raises:

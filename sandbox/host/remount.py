@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -48,27 +47,11 @@ def reconfigure(mount: Path, options: Mapping[str, str]) -> None:
         os.close(picked)
 
 
-def lend_files(pid: int, require_life: Callable[[], None], more: Mapping[str, str]) -> None:
-    """Make two files writable, by bind mounts, in a container whose ``/proc`` and cgroups are otherwise read-only.
+def enter_and_mount(pid: int, require_life: Callable[[], None], files: Mapping[str, str]) -> None:
+    """Move this thread into the mount namespace of process `pid`, and mount `files` of the host at their paths there.
 
-    The first is the ``oom_score_adj`` of process 1, which its children inherit. Other processes in the container cannot
-    lower their scores. The second is the file through which a process moves itself into the agent's memory cgroup.
-
-    Args:
-        pid: Pid of process 1 of the container.
-        require_life: Raises `ProcessLookupError` if process 1 has exited.
-        more: Path of the second file in the container, by its path on the host; may be empty.
-
-    Raises:
-        OSError: The kernel does not support or refuses the system calls, or the process has exited.
+    `require_life` raises `ProcessLookupError` if the process has exited.
     """
-    # Use a new thread, which ends afterwards: a thread cannot leave the mount namespace that it has entered.
-    with ThreadPoolExecutor(1) as thread:
-        files = {f"/proc/{pid}/oom_score_adj": "/proc/1/oom_score_adj", **more}
-        thread.submit(_enter_and_mount, pid, require_life, files).result()
-
-
-def _enter_and_mount(pid: int, require_life: Callable[[], None], files: Mapping[str, str]) -> None:
     with ExitStack() as opened:
         namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         opened.callback(os.close, namespace)

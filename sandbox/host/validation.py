@@ -7,26 +7,11 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 _MAX_TIMEOUT_S = 1e9
 _MAX_OUTPUT_BYTES = 1 << 32
-_TAKEN = (
-    "bin",
-    "dev",
-    "etc",
-    "lib",
-    "lib32",
-    "lib64",
-    "libx32",
-    "proc",
-    "run",
-    "sbin",
-    "sys",
-    "tmp",
-    "usr",
-    "workspace",
-)
+_OWN = ("bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "tmp", "usr", "workspace")
 """Top-level directories of a sandbox in which views are not allowed. In ``/tmp`` and ``/workspace``, a snapshot would
 copy the views, but could not restore them.
 """
@@ -76,14 +61,10 @@ def fault_of_views(views: Sequence[tuple[str, str]], shown: Iterable[str] = ()) 
             return f"{source!r} is not a file or folder on this machine"
         if not place.startswith("/") or posixpath.normpath(place) != place or "\0" in place:
             return f"{place!r} must be an absolute path in the sandbox, without '..' and without a slash at its end"
-        if place == "/" or place.split("/")[1] in _TAKEN:
-            return f"{place!r} is reserved for the sandbox (/{', /'.join(_TAKEN)}); choose another path, such as /data"
+        if place == "/" or place.split("/")[1] in _OWN:
+            return f"{place!r} is reserved for the sandbox (/{', /'.join(_OWN)}); choose another path, such as /data"
         for other in places:
-            if _is_in(place, other) or _is_in(other, place):
+            if PurePath(place).is_relative_to(other) or PurePath(other).is_relative_to(place):
                 return f"{place!r} and {other!r} overlap; choose another path, such as /data"
         places.append(place)
     return None
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")

@@ -37,7 +37,6 @@ class Events:
         self._kept: deque[PoolEvent] = deque(maxlen=KEPT_EVENTS)
         self._last = 0
         self._arrived = anyio.Event()
-        self._readers = 0
         self._is_closed = False
 
     def emit(
@@ -69,11 +68,7 @@ class Events:
             elif self._is_closed:
                 return
             else:
-                self._readers += 1
-                try:
-                    await self._arrived.wait()
-                finally:
-                    self._readers -= 1
+                await self._arrived.wait()
 
     def close(self) -> None:
         """End the iteration of all readers after the last event."""
@@ -81,9 +76,8 @@ class Events:
         self._wake()
 
     def _wake(self) -> None:
-        if self._readers:
-            self._arrived.set()
-            self._arrived = anyio.Event()
+        self._arrived.set()
+        self._arrived = anyio.Event()
 
 
 class LedgerStore(Protocol):
@@ -162,7 +156,7 @@ class RecentlyEnded:
         self._views.move_to_end(view.key)
         self._freed.discard(view.key)
         if len(self._views) > KEPT_VIEWS:
-            self._drop_oldest()
+            self._views.popitem(last=False)
 
     def get(self, key: TenantKey) -> SandboxView | None:
         found = self._views.get(key)
@@ -186,11 +180,8 @@ class RecentlyEnded:
     def forget(self, *, now: float) -> None:
         """Drop expired views."""
         while self._views and now - next(iter(self._views.values()))[0] >= KEPT_VIEWS_S:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        key, _ = self._views.popitem(last=False)
-        self._freed.discard(key)
+            self._views.popitem(last=False)
+        self._freed &= self._views.keys()
 
 
 @dataclass(slots=True)

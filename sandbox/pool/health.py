@@ -122,20 +122,16 @@ async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
     try:
         if isinstance(sandbox, Explained):
             with anyio.move_on_after(_DIAGNOSIS_S):
-                if diagnosis := await _diagnosis(instance, sandbox):
+                try:
+                    diagnosis = await sandbox.diagnose()
+                except Exception as error:
+                    diagnosis = str(_cause_of(instance, error))
+                if diagnosis:
                     cause = f"{diagnosis}, {cause}"
         if instance.answered_at == answered_at:
             instance.lose(Cause(CauseKind.UNRESPONSIVE, cause, by_agent=diagnosis is Blocked.PROCESS_LIMIT))
     finally:
         instance.is_diagnosing = False
-
-
-async def _diagnosis(instance: Instance, sandbox: Explained) -> Blocked | str:
-    """Return why the sandbox does not answer, or the error of its backend."""
-    try:
-        return await sandbox.diagnose()
-    except Exception as error:
-        return str(_cause_of(instance, error))
 
 
 async def _await_loss(instance: Instance, wait: Callable[[], Awaitable[Cause]]) -> None:

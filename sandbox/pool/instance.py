@@ -38,9 +38,9 @@ def is_over(state: SandboxState) -> bool:
     return state in _REST
 
 
-def time_to_live(view: SandboxView) -> float | None:
-    """Return the seconds from the start of the last phase in `view` to the lease's expiry; None if it never expires."""
-    return None if view.expires_at_s is None else max(view.expires_at_s - view.phases[-1].at_s, 0.0)
+def was_leased(view: SandboxView) -> bool:
+    """Return whether the sandbox was ever leased; if not, it is a warm sandbox."""
+    return any(phase.state is SandboxState.LEASED for phase in view.phases)
 
 
 class Instance:

@@ -52,11 +52,7 @@ def _in_use(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Le
 
 
 class Lease:
-    """A leased sandbox; implements `envkit.protocols.Sandbox`. After its end, calls raise `SandboxLostError`.
-
-    Args:
-        instance: The pool's record of a sandbox that has started.
-    """
+    """A leased sandbox; implements `envkit.protocols.Sandbox`. After its end, calls raise `SandboxLostError`."""
 
     def __init__(self, instance: Instance) -> None:
         assert instance.sandbox is not None

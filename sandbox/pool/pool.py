@@ -31,12 +31,12 @@ from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState,
 from . import reattach
 from .event_log import EventLog, LedgerStore, LedgerWriter, PoolCounts
 from .health import CLOSED, LivenessTimes, declare_lost, is_silent
-from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
+from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over
 from .lease import Lease
 from .node import Node, ResourceRequest, usable, why_impossible
 from .queue import LeaseRequest
 from .scheduler import Scheduler
-from .warm_stock import WarmSpec
+from .warm_stock import WarmSpec, WarmStock
 
 __all__ = ["Pool"]
 
@@ -82,8 +82,8 @@ class Pool(ServerPool):
         self._ledger = ledger
         self._history = EventLog(ledger)
         self._scheduler = Scheduler(
-            list(stocks),
-            self._history,
+            stocks=[WarmStock(warm_spec) for warm_spec in stocks],
+            history=self._history,
             max_per_tenant=max_per_tenant,
             share=share,
             liveness_times=self._liveness_times,
@@ -376,14 +376,7 @@ class Pool(ServerPool):
                 continue
             # Skip a sandbox whose node was removed during the re-attachment.
             if view.key in found and self._scheduler.nodes.get(view.node) is nodes[view.node]:
-                self._scheduler.reattach(
-                    self._tasks,
-                    view,
-                    found[view.key],
-                    is_leased=reattach.was_leased(view),
-                    is_named=own is None,
-                    ttl_s=time_to_live(view),
-                )
+                self._scheduler.reattach(self._tasks, view, found[view.key], is_named=own is None)
             elif view.state is SandboxState.STARTING:
                 self._history.ended(ended(view, reattach.GONE))
             else:

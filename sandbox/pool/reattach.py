@@ -10,9 +10,9 @@ import anyio
 
 from envkit.errors import EnvkitError
 from envkit.protocols import Sandbox
-from envkit.types import Cause, CauseKind, SandboxState, SandboxView, TenantKey
+from envkit.types import Cause, CauseKind, SandboxView, TenantKey
 
-from .instance import is_over
+from .instance import is_over, was_leased
 from .node import Node
 
 _log = logging.getLogger(__name__)
@@ -42,11 +42,6 @@ class Attaches(Protocol):
     async def remove(self, sandbox_id: str) -> None:
         """Remove a running sandbox; raises the same errors as `attach`."""
         ...
-
-
-def was_leased(view: SandboxView) -> bool:
-    """Return whether the sandbox was ever leased; if not, it is a warm sandbox."""
-    return any(phase.state is SandboxState.LEASED for phase in view.phases)
 
 
 async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> dict[TenantKey, Sandbox]:

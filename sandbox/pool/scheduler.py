@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import anyio
@@ -19,62 +20,50 @@ from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxVie
 from . import starting
 from .event_log import EventLog
 from .health import CLOSED, LivenessTimes, monitor
-from .instance import GIVEN_UP, Instance
+from .instance import GIVEN_UP, Instance, was_leased
 from .node import Node, ResourceRequest, beyond_share, cheapest_room, place, usable, why_impossible
 from .queue import LeaseAnswer, LeaseQueue, LeaseRequest
-from .warm_stock import WarmSpec, WarmStock
+from .warm_stock import WarmStock
 
 _ROOM_S = 20.0
 """Maximum number of seconds that a request with ``wait_s=None`` waits for evicted warm sandboxes to stop."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Scheduler:
     """Schedules the sandboxes of one pool. The pool creates, opens and closes the scheduler.
 
-    The arguments that are not described here are those of `envkit.sandbox.pool.Pool`.
+    The attributes that are not described here are arguments of `envkit.sandbox.pool.Pool`.
 
-    Args:
+    Attributes:
+        stocks: Warm stocks.
         history: Event log of the pool.
         budget: Limit on the restarts of each warm stock, and of each subject of `failed`.
         ledger_id: Id of the ledger that records the sandboxes, so that they can outlive this process; else None.
-
-    Attributes:
         nodes: Nodes by name.
         instances: All sandboxes that are not yet fully removed.
         queue: Waiting requests.
-        stocks: Warm stocks.
         last_gone: Why the last removed node left; empty if no node was removed.
         last_number: Number N in the last generated sandbox id, ``pool-N``.
     """
 
-    def __init__(
-        self,
-        stocks: list[WarmSpec],
-        history: EventLog,
-        *,
-        max_per_tenant: int | None,
-        share: float,
-        liveness_times: LivenessTimes,
-        budget: RestartBudget,
-        ledger_id: str | None,
-    ) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.last_gone = ""
-        self.instances: dict[TenantKey, Instance] = {}
-        self.queue = LeaseQueue()
-        self.stocks = [WarmStock(warm_spec) for warm_spec in stocks]
-        self.last_number = 0
-        self._history = history
-        self._max_per_tenant = max_per_tenant
-        self._share = share
-        self._liveness_times = liveness_times
-        self._budget = budget
-        self._failures: defaultdict[Hashable, Failures] = defaultdict(Failures)
-        self._ledger_id = ledger_id
-        self._held: dict[str, ResourceRequest] = {}
-        """Resources that leased sandboxes use, by tenant. Sandboxes of the pool's own process do not count."""
-        self._tasks: TaskGroup
-        self._is_open = False
+    stocks: Sequence[WarmStock]
+    history: EventLog
+    max_per_tenant: int | None
+    share: float
+    liveness_times: LivenessTimes
+    budget: RestartBudget
+    ledger_id: str | None
+    nodes: dict[str, Node] = field(default_factory=dict)
+    instances: dict[TenantKey, Instance] = field(default_factory=dict)
+    queue: LeaseQueue = field(default_factory=LeaseQueue)
+    last_gone: str = ""
+    last_number: int = 0
+    _failures: defaultdict[Hashable, Failures] = field(default_factory=lambda: defaultdict(Failures))
+    _held: dict[str, ResourceRequest] = field(default_factory=dict)
+    """Resources that leased sandboxes use, by tenant. Sandboxes of the pool's own process do not count."""
+    _tasks: TaskGroup = field(init=False)
+    _is_open: bool = False
 
     def open(self, tasks: TaskGroup) -> None:
         """Begin to serve requests; all tasks run in the task group `tasks`."""
@@ -163,31 +152,16 @@ class Scheduler:
                 found += [demand] * stock.missing
         return found
 
-    def reattach(
-        self,
-        tasks: TaskGroup,
-        view: SandboxView,
-        sandbox: Sandbox,
-        *,
-        is_leased: bool,
-        is_named: bool,
-        ttl_s: float | None,
-    ) -> None:
+    def reattach(self, tasks: TaskGroup, view: SandboxView, sandbox: Sandbox, *, is_named: bool) -> None:
         """Take over a sandbox of a previous process. Must be called before `open`.
 
-        The sandbox is stopped if it is warm and no stock needs it, or if it is leased under a generated id, because its
-        caller ended with the previous process.
-
-        Args:
-            tasks: Task group for the task that monitors the sandbox.
-            view: View of the sandbox from the ledger.
-            sandbox: The backend's sandbox.
-            is_leased: Whether the sandbox is leased; otherwise it is warm.
-            is_named: Whether a caller chose the sandbox's id; otherwise the pool generated it.
-            ttl_s: Seconds without use after which the lease expires; None means never.
+        The sandbox is stopped if it is warm and no stock needs it, or if it is leased under a generated id (not
+        `is_named`), because its caller ended with the previous process.
         """
         instance = Instance(view.key, view.spec, self.nodes[view.node], self._entered)
-        instance.ttl_s, instance.is_leased = ttl_s, is_leased
+        instance.is_leased = is_leased = was_leased(view)
+        if view.expires_at_s is not None:
+            instance.ttl_s = max(view.expires_at_s - view.phases[-1].at_s, 0.0)
         instance.is_own = view.key.is_own or not (is_named or view.tenant)
         instance.node.take(instance.demand)
         self.instances[instance.key] = instance
@@ -262,7 +236,7 @@ class Scheduler:
             return warm.enter(SandboxState.LEASED, "leased")
         warm.enter(SandboxState.LEASED, f"leased; was warm as {before.id}")
         # Record the end of the old id last, so that in the ledger one of the sandbox's ids is always live.
-        return self._history.renamed(before, warm.id)
+        return self.history.renamed(before, warm.id)
 
     def _assign(self, instance: Instance, request: LeaseRequest) -> None:
         instance.ttl_s, instance.is_own, instance.is_leased = request.ttl_s, request.is_own, True
@@ -288,12 +262,12 @@ class Scheduler:
                 with instance.starting:
                     if instance.sandbox is None:
                         is_trial = clock.now() < instance.node.resumes_at
-                        await starting.start(instance, boot, ledger=self._ledger_id, nodes=self.nodes, move=self._move)
+                        await starting.start(instance, boot, ledger=self.ledger_id, nodes=self.nodes, move=self._move)
                         if is_trial:
                             self.serve()
             finally:
                 if instance.sandbox is not None:
-                    await monitor(instance, self._liveness_times, self._history.alert)
+                    await monitor(instance, self.liveness_times, self.history.alert)
         except anyio.get_cancelled_exc_class():
             self.close()  # otherwise `serve` would start a replacement
             raise
@@ -316,7 +290,7 @@ class Scheduler:
 
     def _entered(self, instance: Instance) -> None:
         """Handle the change of `instance` to a new state."""
-        self._history.entered(instance)
+        self.history.entered(instance)
         if instance.state is SandboxState.READY:
             self.serve()
         elif instance.is_over and not instance.is_leased:
@@ -333,18 +307,18 @@ class Scheduler:
             return
         restart = self.failed(stock, f"warm stock of {stock.warm_spec.name}", warm.cause)
         stock.resumes_at = max(stock.resumes_at, restart.at)
-        self._history.tally.restarts += not restart.spent
+        self.history.tally.restarts += not restart.spent
         if stock.resumes_at < math.inf:
             self._tasks.start_soon(self._serve_at, stock.resumes_at)
 
     def failed(self, subject: Hashable, name: str, cause: object, *, excuse: anyio.Event | None = None) -> Replacement:
         """Record a failure in the restart budget; see `envkit.protocols.ServerPool.failed`."""
         now = clock.now()
-        restart = self._failures[subject].add(self._budget, now=now, excuse=excuse)
+        restart = self._failures[subject].add(self.budget, now=now, excuse=excuse)
         if restart.spent:
             until = "none" if restart.at == math.inf else f"in {restart.at - now:.0f} s"
             text = f"{name}: {restart.spent}; next restart: {until}; last cause: {cause}"
-            self._history.alert("restarts", None, text, about=subject)
+            self.history.alert("restarts", None, text, about=subject)
         return restart
 
     async def _serve_at(self, moment: float) -> None:
@@ -362,7 +336,7 @@ class Scheduler:
             self._held[tenant] = self._held[tenant].without(instance.demand)
             if not self._held[tenant].sandboxes:
                 del self._held[tenant]
-        self._history.left(instance)
+        self.history.left(instance)
         instance.cleared.set()
         self.serve()
 
@@ -373,11 +347,11 @@ class Scheduler:
         """Return which limit a tenant that uses `held` would exceed with `request`; None if it would exceed none."""
         if held is None or request.is_own:
             return None
-        if self._max_per_tenant is not None and held.sandboxes >= self._max_per_tenant:
-            return f"limit of {self._max_per_tenant} sandboxes"
-        if self._share == 1 or not request.tenant:
+        if self.max_per_tenant is not None and held.sandboxes >= self.max_per_tenant:
+            return f"limit of {self.max_per_tenant} sandboxes"
+        if self.share == 1 or not request.tenant:
             return None
-        why = beyond_share(self.nodes.values(), held.with_other(request.demand), self._share)
+        why = beyond_share(self.nodes.values(), held.with_other(request.demand), self.share)
         return None if why is None else f"share of the fleet: with this sandbox, {why}"
 
     def _makes_room(self, request: LeaseRequest) -> bool:

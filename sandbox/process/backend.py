@@ -26,7 +26,7 @@ from ..agent_client.channel import AgentChannel, SocketStream, Survived
 from ..agent_client.sandbox import AgentSandbox
 from ..agent_client.teardown import HostResources
 from ..host import layout, run_dirs
-from ..host.child_process import Child, cause_of, signal_in
+from ..host.child_process import Child, cause_of
 from ..host.instances import LiveSandboxes, refuse
 
 _ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -120,7 +120,7 @@ class ProcessBackend(SandboxBackend):
 async def _cause(child: Child, survived: Survived) -> Cause:
     with anyio.move_on_after(_CAUSE_S):
         await child.wait()
-    return cause_of(signal_in(child.returncode), child.last_line())
+    return cause_of(child.returncode, child.last_line())
 
 
 async def _kill(child: Child, folder: Path) -> None:

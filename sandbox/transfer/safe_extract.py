@@ -78,12 +78,10 @@ class Unpacker:
         (self._place / "tree").rename(target)
 
     def close(self) -> None:
-        """Close the open folders; repeated calls have no effect."""
+        """Close the open folders."""
         self._reader.close()
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._folders.close()
-            self._handle = -1
+        os.close(self._handle)
+        self._folders.close()
 
     def _read(self) -> _Reader:
         """Unpack the members of the archive one by one."""

@@ -14,7 +14,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import anyio
@@ -62,12 +62,9 @@ async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
     Raises:
         UsageError: `source` is missing, cannot be read, or contains an entry other than a file, folder or link.
     """
-    pieces = _gathered(_packed(source, name))
-    while True:
-        piece = await clock.to_thread(_next, pieces)
-        if not piece:
-            return
-        yield piece
+    pieces = _packed(source, name)
+    while gathered := await clock.to_thread(_gathered, pieces):
+        yield gathered
 
 
 async def unpacked(
@@ -90,16 +87,13 @@ async def unpacked(
         RefusedFileError: An entry is not allowed; the message names it.
     """
     folder = await clock.to_thread(_temporary_folder, target)
-    unpacker: Unpacker | None = None
     try:
-        unpacker = Unpacker(folder, max_bytes, allows_any_link=allows_any_link)
-        async for piece in joined(pieces):
-            await clock.to_thread(unpacker.feed, piece)
-        await clock.to_thread(unpacker.finish, target)
+        with closing(Unpacker(folder, max_bytes, allows_any_link=allows_any_link)) as unpacker:
+            async for piece in joined(pieces):
+                await clock.to_thread(unpacker.feed, piece)
+            await clock.to_thread(unpacker.finish, target)
     finally:
         with anyio.CancelScope(shield=True):
-            if unpacker is not None:
-                unpacker.close()
             await clock.to_thread(run_dirs.remove, folder)
 
 
@@ -156,18 +150,11 @@ def _packed_file(path: Path, name: str) -> Iterator[bytes]:
         os.close(handle)
 
 
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Join `pieces` to at least 1 MiB each (except the last), because each piece costs a call in another thread."""
-    waiting: list[bytes] = []
-    count = 0
+def _gathered(pieces: Iterator[bytes]) -> bytes:
+    """Join the next `pieces` to at least 1 MiB, unless they end before; return empty bytes after the end."""
+    waiting = bytearray()
     for piece in pieces:
-        waiting.append(piece)
-        count += len(piece)
-        if count >= _PIECE_BYTES:
-            yield b"".join(waiting)
-            waiting, count = [], 0
-    yield b"".join(waiting)
-
-
-def _next(pieces: Iterator[bytes]) -> bytes:
-    return next(pieces, b"")
+        waiting += piece
+        if len(waiting) >= _PIECE_BYTES:
+            break
+    return bytes(waiting)

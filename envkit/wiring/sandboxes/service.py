@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from envkit import clock
 from envkit.errors import EnvkitError, UsageError
 from envkit.sandbox.bubblewrap import backend as bubblewrap
-from envkit.sandbox.bubblewrap import orphans as bubblewrap_orphans
 from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.bubblewrap.supervisor import find_orphans, reap_orphans
 from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker import orphans as docker_orphans
 from envkit.sandbox.docker.api import Daemon
@@ -217,11 +217,8 @@ async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
     """
     done = await clock.to_thread(_prune_here, dry_run)
     if await _has_docker(warn):
-        daemon = await Daemon.connect()
-        try:
+        async with aclosing(await Daemon.connect()) as daemon:
             found = await docker_orphans.gone(daemon) if dry_run else await docker_orphans.reap(daemon)
-        finally:
-            await daemon.close()
         done += [f"{kind} {id}" for kind, id in found]
     return done
 
@@ -234,5 +231,5 @@ def _prune_here(dry_run: bool) -> list[str]:
             if not dry_run:
                 group.kill()
                 group.remove()
-        done += [f"process {pid}" for pid in (bubblewrap_orphans.find() if dry_run else bubblewrap_orphans.reap())]
+        done += [f"process {pid}" for pid in (find_orphans() if dry_run else reap_orphans())]
     return done + [f"folder {folder}" for folder in (run_dirs.gone() if dry_run else run_dirs.reap())]

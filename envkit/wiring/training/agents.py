@@ -174,7 +174,7 @@ def _without(patterns: list[str]) -> Callable[[ChatMessage], ChatMessage]:
 
 @asynccontextmanager
 async def _inside(sandbox: Sandbox, address: str) -> AsyncIterator[str]:
-    from envkit.sandbox.egress.service import open_service
+    from envkit.sandbox.egress.proxy import open_service
 
     target = urlsplit(address)
     assert target.port is not None, "the address of our own server"

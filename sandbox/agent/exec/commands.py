@@ -37,7 +37,6 @@ class Exec(IncomingCall):
         self._context = context
         self._began = time.monotonic()
         self._streams = bool(header.get("stream"))
-        self._acknowledges = False
         keep_bytes = int(header.get("keep_bytes", _KEEP_BYTES))
         self._tails = {"out": OutputTail(keep_bytes), "err": OutputTail(keep_bytes)}
         self._outputs: list[Output] = []
@@ -57,7 +56,8 @@ class Exec(IncomingCall):
         try:
             self._worker = context.workers.take(user)
         except OSError as error:
-            self._refuse(error)
+            self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
+            self._finish_with_code(_NO_START)
             return
         try:
             name = self._open_terminal(user, *size) if size else b""
@@ -70,14 +70,13 @@ class Exec(IncomingCall):
             context.workers.give_back(self._worker)
             self._close_and(lambda: None)
             raise
-        self._timer = context.loop.after(timeout_s, self._on_timeout, self)
+        self._timer = context.loop.after(
+            timeout_s, lambda: self._end_with(lambda: self._finish_with_code(None, timed_out=True)), self
+        )
         self._worker.run(request, files, self._on_ended)
 
     def more(self, piece: bytes) -> None:
         if self._input is not None and not self._ends:
-            if self._acknowledges and not self._input.is_open:
-                # The program no longer reads. Acknowledge the data anyway, so that the host can finish sending.
-                self.send_header(ack=len(piece))
             self._input.add(piece)
             if self._input.waiting_bytes > MAX_WAITING_BYTES:
                 self._end_with(
@@ -109,8 +108,7 @@ class Exec(IncomingCall):
         files = []
         if takes_input:
             stdin, ours = user.pipe()
-            self._acknowledges = self._streams
-            on_written = (lambda count: self.send_header(ack=count)) if self._acknowledges else None
+            on_written = (lambda count: self.send_header(ack=count)) if self._streams else None
             self._input = Input(loop, ours, self, on_written)
             files.append(stdin)
         for of in ("out", "err"):
@@ -150,9 +148,6 @@ class Exec(IncomingCall):
         for output in self._outputs:
             output.pause(paused)
 
-    def _on_timeout(self) -> None:
-        self._end_with(lambda: self._finish_with_code(None, timed_out=True))
-
     def _on_ended(self, code: int, left: bool) -> None:
         if left:
             self._end_with(lambda: self._finish_with_code(code))
@@ -186,8 +181,3 @@ class Exec(IncomingCall):
         self._context.report_oom_kills()
         known = self._context.out_of_memory(code)
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
-
-    def _refuse(self, error: OSError) -> None:
-        """End the call with exit code 126, and with the reason as standard error, because no worker could be forked."""
-        self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
-        self._finish_with_code(_NO_START)

@@ -41,8 +41,11 @@ class Input:
         self._watch = loop.watch(fd, on_write=self._write, owner=owner)
 
     def add(self, piece: bytes) -> None:
-        """Queue `piece` for writing; do nothing if the descriptor is closed."""
-        if self.is_open and piece:
+        """Queue `piece` for writing. If the descriptor is closed, drop it but report it as written."""
+        if not self.is_open:
+            if piece and self._on_written is not None:  # so that the host can finish sending
+                self._on_written(len(piece))
+        elif piece:
             self._waiting.append(piece)
             self.waiting_bytes += len(piece)
             if len(self._waiting) == 1:

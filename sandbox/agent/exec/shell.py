@@ -157,7 +157,7 @@ class PersistentShell:
             return
         del self._codes[:]
         self._number = (self._number + 1) % 10**9
-        self._timer = self._context.loop.after(call.timeout_s, self._on_timeout, self)
+        self._timer = self._context.loop.after(call.timeout_s, lambda: self._interrupt("timed out"), self)
         assert self._scripts is not None
         kind = b"a" if call.script.isascii() else b"b"
         self._scripts.add(b"%09d%09d%s%s" % (self._number, len(call.script), kind, call.script))
@@ -236,9 +236,6 @@ class PersistentShell:
                 self._answer(code, lost=True)
 
         self._stop(ended, keeps_worker=not left)
-
-    def _on_timeout(self) -> None:
-        self._interrupt("timed out")
 
     def _interrupt(self, why: str) -> None:
         """Kill the current script's processes until the script ends; end the shell if that takes over 0.4 s."""

@@ -155,7 +155,7 @@ class Workers:
         # Pids of the children that may be killed, together with their descendants, to free pids.
         self._preemptible: set[int] = set()
         self._is_checking = False
-        self._bound = linux.process_bound()
+        self._bound = linux.processes(".max") if os.getpid() == 1 else None
         self._lent = linux.lent_files()
         self._first_to_die: linux.FirstToDie | None = None
 
@@ -273,7 +273,7 @@ class Workers:
         """If too few pids are free, kill the preemptible processes. Return False only if there were none to kill."""
         if self._bound is None:
             return True
-        count = linux.process_count()
+        count = linux.processes(".current")
         return count is None or self._bound - count >= min(_RESERVE, self._bound // 4) or self._free_pids()
 
     def _check_later(self, delay_s: float) -> None:

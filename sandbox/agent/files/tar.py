@@ -12,6 +12,7 @@ import shutil
 import stat
 import tarfile
 
+from ..framing import encoded
 from .files import make_folders
 
 TYPE_CHECKING = False
@@ -51,11 +52,7 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
 class OpenFolders:
     """Opens the folders of a tree without following links, by opening each path component from its parent.
 
-    Args:
-        top: Descriptor of the root folder.
-
-    Attributes:
-        fd: Descriptor of the folder that was entered last.
+    `top` is the descriptor of the root folder, and `fd` that of the folder that was entered last.
     """
 
     def __init__(self, top: int) -> None:
@@ -204,7 +201,7 @@ def _unpack_entry(entries: tarfile.TarFile, entry: tarfile.TarInfo, path: bytes,
     if os.path.lexists(path):
         os.unlink(path)
     if entry.issym():
-        os.symlink(_encoded(entry.linkname), path)
+        os.symlink(encoded(entry.linkname), path)
         return
     content = entries.extractfile(entry)
     assert content is not None
@@ -220,11 +217,7 @@ def _parts(name: str) -> list[bytes]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise RefusedEntryError("%s leads out of the target folder" % name)
-    return [_encoded(part) for part in parts]
-
-
-def _encoded(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
+    return [encoded(part) for part in parts]
 
 
 def _decoded(name: bytes) -> str:

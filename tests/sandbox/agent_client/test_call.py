@@ -100,7 +100,7 @@ def test_a_slow_reader_makes_the_sandbox_wait_and_loses_nothing() -> None:
     async def main() -> None:
         channel, peer = await opened()
         piece = b"x" * 65536
-        call = await channel.start("pack", path="x", max_bytes=100 << 20)
+        call = await channel.start("pack", {"path": "x", "max_bytes": 100 << 20})
         for number in range(100):
             peer.emit({"id": 1, "of": "data"}, piece)
             if number == 50:
@@ -121,7 +121,7 @@ def test_a_slow_reader_makes_the_sandbox_wait_and_loses_nothing() -> None:
 def test_data_sent_into_a_forwarded_connection_waits_for_its_window() -> None:
     async def main() -> None:
         channel, peer = await opened()
-        call = await channel.start("forward", port=80)
+        call = await channel.start("forward", {"port": 80})
         peer.emit({"id": 1, "of": "open"})
         assert await call.receive() == ("open", b"")
         call.disarm()
@@ -139,7 +139,7 @@ def test_data_sent_into_a_forwarded_connection_waits_for_its_window() -> None:
 def test_a_sandbox_that_ignores_the_window_of_a_forwarded_connection_is_ended() -> None:
     async def main() -> None:
         channel, peer = await opened()
-        call = await channel.start("forward", port=80)
+        call = await channel.start("forward", {"port": 80})
         peer.emit({"id": 1, "of": "open"})
         for _ in range(4):
             peer.emit({"id": 1, "of": "data"}, b"x" * 65536)

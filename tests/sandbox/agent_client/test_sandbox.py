@@ -85,14 +85,14 @@ def test_a_sandbox_that_is_not_ready_in_time_is_killed(says_hello: bool) -> None
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"code": "0"}, "an invalid exit code"),
-        ({"code": 1 << 40}, "an invalid exit code"),
-        ({"timed_out": 1}, "timed_out is not a boolean"),
-        ({"oom": "no"}, "oom is not a boolean"),
-        ({"cut": -1}, "an invalid number of dropped bytes"),
-        ({"duration_s": -1}, "an invalid duration"),
-        ({"duration_s": True}, "an invalid duration"),
-        ({"state": "gone"}, "an invalid shell state"),
+        ({"code": "0"}, "Expected `int | null`, got `str` - at `$.code`"),
+        ({"code": 1 << 40}, "Expected `int` <= 255 - at `$.code`"),
+        ({"timed_out": 1}, "Expected `bool | null`, got `int` - at `$.timed_out`"),
+        ({"oom": "no"}, "Expected `bool | null`, got `str` - at `$.oom`"),
+        ({"cut": -1}, "Expected `int` >= 0 - at `$.cut`"),
+        ({"duration_s": -1}, "Expected `float` >= 0.0 - at `$.duration_s`"),
+        ({"duration_s": True}, "Expected `float`, got `bool` - at `$.duration_s`"),
+        ({"state": "go\nne"}, "Invalid enum value 'go\\nne' - at `$.state`"),
     ],
 )
 def test_an_invalid_result_ends_the_sandbox(wrong: dict[str, Any], message: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from envkit import clock
 from envkit.runs import owners
-from envkit.sandbox.bubblewrap import orphans
 from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.bubblewrap.supervisor import find_orphans, reap_orphans
 from tests.contract.kinds import arguments, until
 
 pytestmark = [
@@ -70,11 +70,11 @@ def begun(name: str) -> Iterator[tuple[int, int]]:
 def test_the_next_owner_ends_what_waits_for_a_bubblewrap_that_was_killed() -> None:
     async def main() -> None:
         with begun(name_of_one_gone()) as (bubblewrap, sandbox):
-            assert bubblewrap not in orphans.find()
+            assert bubblewrap not in find_orphans()
             kill(bubblewrap)
             await anyio.sleep(0.2)
             assert arguments(sandbox)  # nobody else ends it
-            assert sandbox in orphans.find()
+            assert sandbox in find_orphans()
             async with LocalBackend():
                 await until(lambda: not arguments(sandbox))
 
@@ -84,5 +84,5 @@ def test_the_next_owner_ends_what_waits_for_a_bubblewrap_that_was_killed() -> No
 def test_what_another_owner_has_begun_is_left_alone() -> None:
     with begun(f"{owners.owner_name(os.getpid())}-abcdefgh-bwrap-1") as (bubblewrap, sandbox):
         kill(bubblewrap)
-        assert sandbox not in orphans.reap()
+        assert sandbox not in reap_orphans()
         assert arguments(sandbox)

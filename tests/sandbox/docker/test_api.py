@@ -63,7 +63,7 @@ def test_how_a_container_ended_is_what_its_events_say(
         async with answering(tmp_path, HEAD + reported, hangs_up=True) as path:
             daemon = daemon_at(path, 20)
             assert await daemon.end_since("sandbox", 0) == found
-            await daemon.close()
+            await daemon.aclose()
         gc.collect()
 
     clock.run(main)
@@ -75,7 +75,7 @@ def test_a_daemon_that_stands_still_is_not_waited_for_without_end(tmp_path: Path
             daemon = daemon_at(path, 0.2)
             with pytest.raises(DaemonError, match="does not answer: timed out"):
                 await daemon.end_since("sandbox", 0)
-            await daemon.close()
+            await daemon.aclose()
         gc.collect()
 
     clock.run(main)

@@ -124,6 +124,6 @@ def test_removing_a_container_that_is_being_removed_waits_until_it_is_gone() -> 
                 for _ in range(4):
                     tasks.start_soon(remove)
         await daemon.remove("no-such-container")
-        await daemon.close()
+        await daemon.aclose()
 
     run(main)

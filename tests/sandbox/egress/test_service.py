@@ -11,7 +11,7 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxLostError
 from envkit.protocols import Sandbox
-from envkit.sandbox.egress.service import open_service
+from envkit.sandbox.egress.proxy import open_service
 from envkit.types import Cause, CauseKind
 
 
