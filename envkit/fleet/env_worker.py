@@ -111,12 +111,12 @@ class EnvWorker:
         pool: ServerPool,
         sandbox: Sandbox,
         client: WorkerClient,
-        *,
         slots: int,
         longest_step_s: float,
         is_extra: bool,
     ) -> None:
         self.sandbox = sandbox
+        self.client = client
         self.slots = slots
         self.is_extra = is_extra
         self.cause = Cause(CauseKind.UNKNOWN, "runs")
@@ -127,7 +127,6 @@ class EnvWorker:
         self.attributed = anyio.Event()
         self.is_computing = False
         self._pool = pool
-        self._client = client
         self._longest_step_s = longest_step_s
         self._answered_at = clock.now()
         self._calls: set[anyio.CancelScope] = set()
@@ -145,18 +144,14 @@ class EnvWorker:
         rest_s = self._answered_at + limit_s - clock.now()
         is_last = rest_s < lost_s / 2
         with anyio.move_on_after(rest_s if is_last else lost_s * _PATIENCE):
-            await self._client.health()
+            await self.client.health()
             self._answered_at, self.is_computing = clock.now(), False
             return
         if is_last:
             why = f"env server computed for {limit_s:g} s, the limit for one step"
             raise SandboxLostError(self.sandbox.id, Cause(CauseKind.UNRESPONSIVE, why))
         self.is_computing = True
-        await self._client.heartbeat()
-
-    def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[Episode]:
-        """Lease an episode from the server; see `WorkerClient.lease`."""
-        return self._client.lease(task, id=id)
+        await self.client.heartbeat()
 
     def end(self, cause: Cause) -> None:
         """Record that the worker has ended, and end all calls in progress. Calling `end` again has no effect."""

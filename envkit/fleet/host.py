@@ -37,7 +37,7 @@ class FleetHost(EnvHost):
     An episode that must play alone (see `envkit.fleet.suspects`) gets an extra worker, which ends when none needs it.
 
     Args:
-        pool: Starts, monitors and stops the sandboxes; must be open as long as the host.
+        pool: Must be open as long as the host.
         slots_per_sandbox: Maximum number of concurrent episodes per worker.
         on_demand: Whether a worker is started, and restarted, only when an episode waits for a slot.
         ends_when_spent: Whether all workers share one restart budget, and end when it is spent, so that a training run
@@ -122,11 +122,21 @@ class FleetHost(EnvHost):
             SandboxStartError: When the episode is entered: no worker became healthy in time, or all workers are lost
                 and the restart budget is spent.
         """
-        return self._episode(task, None)
+        return self.lease_as(None, task)
 
-    def lease_as(self, key: TenantKey, task: Task) -> FleetEpisode:
+    def lease_as(self, key: TenantKey | None, task: Task) -> FleetEpisode:
         """Like `lease`, but if an episode of `task` is recorded under `key` and its worker still runs, resume it."""
-        return self._episode(task, key)
+        tenant = "" if key is None else key.tenant
+        rebuilds = REBUILDS if self._replayable(task.env_id) else 0
+        if key is not None and self.resumable_task(key) == task:
+            suspicion = Suspicion(0)  # actions of a previous server process cannot be replayed
+        elif self._offenders is None:
+            suspicion = Suspicion(rebuilds)
+        else:
+            is_isolated = self._offenders.is_isolated(tenant, task.env_id)
+            on_attributed = partial(self._offenders.record, tenant, task.env_id)
+            suspicion = Suspicion(rebuilds, is_isolated=is_isolated, on_attributed=on_attributed)
+        return FleetEpisode(partial(self._open_slot, task, key), suspicion, self.episodes)
 
     def resumable_task(self, key: TenantKey) -> Task | None:
         """Return the task of the episode that is recorded under `key`; None without one, or if its worker has ended.
@@ -137,26 +147,12 @@ class FleetHost(EnvHost):
         return None if found is None else found[1].task
 
     def resumable_keys(self) -> Sequence[TenantKey]:
-        keys = () if self._session_store is None else self._session_store.keys()
+        keys = () if self._session_store is None else self._session_store.records
         return [key for key in keys if self.resumable_task(key) is not None]
-
-    def _episode(self, task: Task, key: TenantKey | None) -> FleetEpisode:
-        tenant = "" if key is None else key.tenant
-        is_resumed = key is not None and self.resumable_task(key) == task
-        rebuilds = REBUILDS if self._replayable(task.env_id) else 0
-        if is_resumed:
-            suspicion = Suspicion(0)  # actions of a previous server process cannot be replayed
-        elif self._offenders is None:
-            suspicion = Suspicion(rebuilds)
-        else:
-            is_isolated = self._offenders.is_isolated(tenant, task.env_id)
-            on_attributed = partial(self._offenders.record, tenant, task.env_id)
-            suspicion = Suspicion(rebuilds, is_isolated=is_isolated, on_attributed=on_attributed)
-        return FleetEpisode(partial(self._open_slot, task, key), suspicion, self.episodes)
 
     def _recorded(self, key: TenantKey | None) -> tuple[EnvWorker, SessionRecord] | None:
         """Return in which worker the recorded episode `key` runs; None without a record, or if the worker has ended."""
-        record = None if key is None or self._session_store is None else self._session_store.get(key)
+        record = None if key is None or self._session_store is None else self._session_store.records.get(key)
         running = (worker for worker in self._shared.workers if not worker.gone.is_set())
         found = (worker for worker in running if record is not None and worker.sandbox.id == record.sandbox_id)
         return next(((worker, record) for worker in found if record is not None), None)
@@ -185,7 +181,7 @@ class FleetHost(EnvHost):
         try:
             if store is not None and key is not None:
                 await store.record(key, SessionRecord(worker.sandbox.id, id, task))
-            yield worker, worker.lease(task, id)
+            yield worker, worker.client.lease(task, id=id)
         finally:
             try:
                 if store is not None and key is not None:
@@ -313,14 +309,7 @@ class FleetHost(EnvHost):
             with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
                 async with connect_when_serving(slots.start.connect, sandbox) as client:
                     starting.deadline = math.inf
-                    worker = EnvWorker(
-                        self._pool,
-                        sandbox,
-                        client,
-                        slots=slots.size,
-                        longest_step_s=self._longest_step_s,
-                        is_extra=slots.is_extra,
-                    )
+                    worker = EnvWorker(self._pool, sandbox, client, slots.size, self._longest_step_s, slots.is_extra)
                     slots.join(worker)
                     self._tried(number)
                     try:

@@ -177,8 +177,9 @@ async def _tool_host(
 
 
 def liveness_times(section: LivenessSection) -> LivenessTimes:
-    """Return when a sandbox is suspected and when it is lost."""
-    return LivenessTimes(section.interval_s, section.suspect_s, section.lost_s)
+    """Return when a sandbox is probed, suspected and lost."""
+    interval_s = section.lost_s / 4
+    return LivenessTimes(interval_s, 1.5 * interval_s, section.lost_s)
 
 
 @asynccontextmanager
