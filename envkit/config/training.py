@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
 from envkit.config import grammar
-from envkit.config.algorithm import AlgorithmSection, default_algorithm
+from envkit.config.algorithm import AlgorithmSection
 from envkit.config.grammar import Count, Rate, Seconds, Section, Share, UserPath
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
@@ -233,7 +233,7 @@ class RunConfig(Section):
     renderer: SerializeAsAny[Annotated[RendererSection, ByKind("renderers", "auto")]] = AutoRendererSection()
     rollout: TrainRolloutSection = TrainRolloutSection()
     agent: AgentSection | None = None
-    algorithm: AlgorithmSection = Field(default_factory=default_algorithm)
+    algorithm: AlgorithmSection = Field(default_factory=lambda: AlgorithmSection.model_validate({}))
     trainer: SerializeAsAny[Annotated[TrainerSection, ByKind("trainers", "torch_local")]] = TorchTrainerSection()
     placement: PlacementSection = PlacementSection()
     evaluation: EvaluationSection = EvaluationSection()

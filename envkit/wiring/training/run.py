@@ -56,7 +56,6 @@ from envkit.wiring.training.resolve import (
     policy_kind,
     resolve,
     specs_of,
-    task_in,
 )
 from envkit.wiring.training.sources import open_source
 
@@ -216,7 +215,9 @@ class _Run:
         rollout = Rollout(slots, PolicyPlayer(policy.engine, policy.renderer, limits), limits, run.num_envs)
         parts = zip(run.envs, self.specs, parts_of(run, section.check_episodes or 0), strict=True)
         tasks = [
-            task_in(env, spec, "validation", seed, number) for env, spec, count in parts for number in range(count)
+            task_sets.task(spec, env.options, "validation", seed, number)
+            for env, spec, count in parts
+            for number in range(count)
         ]
 
         async def greedy() -> float:
@@ -322,7 +323,7 @@ class _Run:
             limits,
             run.num_envs,
             pace_of(run),
-            lambda env, number: task_in(run.envs[env], self.specs[env], "train", run.seed, number),
+            lambda env, number: task_sets.task(self.specs[env], run.envs[env].options, "train", run.seed, number),
             weights=[one.weight for one in run.envs],
             version=state.step,
             state=state.schedule,
