@@ -31,7 +31,7 @@ from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST
 from envkit.trainer_bridge.weights.served import WeightServer
 from envkit.types import THIS_NODE, Node, Place, Weights
 from envkit.wiring.gateway.remote_nodes import name_of, why_unfit
-from envkit.wiring.launch.cluster import open_launcher
+from envkit.wiring.launch import open_launcher
 
 _MACHINE_S = 20.0
 """Seconds that a machine has to answer; all are asked at the same time."""

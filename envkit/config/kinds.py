@@ -96,7 +96,7 @@ FAMILIES: Mapping[str, Family] = {
     "renderers": Family(
         "envkit.renderers",
         "renderer",
-        {"auto": BuiltIn(f"{_PARTS}:AutoRendererSection", f"{_WIRING}.renderer:open_renderer")},
+        {"auto": BuiltIn(f"{_PARTS}:AutoRendererSection", f"{_WIRING}.torch_parts:open_renderer")},
     ),
     "sandboxes": Family(
         "envkit.sandboxes",

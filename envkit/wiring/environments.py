@@ -199,7 +199,7 @@ async def open_resources(
     async with AsyncExitStack() as parts:
         sandboxes: SandboxPool | None = None
         if "sandbox" in needs:
-            from envkit.wiring.sandboxes.tool_pool import open_tool_pool  # imported late: loads the backends
+            from envkit.wiring.sandboxes.backends import open_tool_pool  # imported late: loads the backends
 
             opening = open_tool_pool(backend or "auto", announce=announce, views=views)
             sandboxes = await parts.enter_async_context(opening)

@@ -28,9 +28,8 @@ from envkit.wiring import data, environments
 from envkit.wiring.contexts import SandboxContext, open_part
 from envkit.wiring.environments import Resources
 from envkit.wiring.judge import open_judge
-from envkit.wiring.sandboxes.backends import choose
+from envkit.wiring.sandboxes.backends import choose, open_tool_pool
 from envkit.wiring.sandboxes.run_nodes import RunNodes
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 _SOCKET = "env.sock"
 _HEARTBEAT = "env.heartbeat"

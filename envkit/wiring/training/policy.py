@@ -19,7 +19,7 @@ from envkit.errors import UsageError
 from envkit.protocols import Launcher, PhasedTrainer, PolicyEngine, Renderer, Trainer
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext, open_part
-from envkit.wiring.launch.cluster import open_launcher
+from envkit.wiring.launch import open_launcher
 from envkit.wiring.launch.local import LocalLauncher
 from envkit.wiring.launch.placement import DeviceMap, place_run
 from envkit.wiring.training.models import locate
