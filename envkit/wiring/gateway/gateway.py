@@ -42,7 +42,7 @@ from envkit.sandbox.docker.backend import GAMES_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState
+from envkit.types import CauseKind, SandboxSpec, SandboxState
 from envkit.wiring import environments
 from envkit.wiring.gateway.env_workers import (
     env_host,
@@ -111,9 +111,7 @@ async def serve_fleet(
         SandboxError: No sandbox started; the message says why.
     """
     listen, limits = config.listen, config.limits
-    certificate = None if listen.certificate is None else Path(listen.certificate)
-    key = None if listen.key is None else Path(listen.key)
-    require_address(listen.host, listen.port, listen.socket, certificate, key)
+    require_address(**listen.address)
     tokens = _tokens(config)
     if tokens.is_needed():
         announce(f"tokens: every caller needs one; create it: {_create_token(config)}")
@@ -153,11 +151,7 @@ async def serve_fleet(
                     tasks.start_soon(_drain, app, drain, config.drain_s, stopping, leaves)
                 await serve(
                     AuthMiddleware(app, tokens, log=log, errors=app.errors),
-                    host=listen.host,
-                    port=listen.port,
-                    uds=listen.socket,
-                    certificate=certificate,
-                    key=key,
+                    **listen.address,
                     on_ready=on_ready,
                     handle_signals=False,
                     on_drained=partial(_leave, fleet.pool, log) if leaves and fleet.pool is not None else None,
@@ -269,7 +263,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         try:
             fleet = await stack.enter_async_context(env_host(config, pool, here, ledger, count=count))
         except SandboxStartError as error:
-            if here.in_image and _lacks_envkit(error.cause):
+            lacks_envkit = "No module named 'envkit" in error.cause.detail  # library's message: CPython
+            if here.in_image and (lacks_envkit or error.cause.kind is CauseKind.IMAGE_UNUSABLE):
                 raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
             raise
         announce(f"sandboxes: {here.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
@@ -309,30 +304,18 @@ async def _wait_for_node(config: ServeConfig, remote: RemoteNodes, announce: Cal
     """Answer only nodes that join, until the first one is used: without sandboxes, no environment can be served."""
     known = "; ".join(f"{one.node}: {one.why}" for one in remote.states())
     announce(f"waiting for a node: {known or 'envkit serve --node --join URL --token-file FILE'}")
-    listen = config.listen
     app = create_app(NoEnvironments(), lazy=True, handlers=(remote,))
     async with clock.background_tasks() as tasks:
         tasks.start_soon(
             partial(
                 serve,
                 AuthMiddleware(app, _tokens(config), errors=app.errors),
-                host=listen.host,
-                port=listen.port,
-                uds=listen.socket,
-                certificate=None if listen.certificate is None else Path(listen.certificate),
-                key=None if listen.key is None else Path(listen.key),
+                **config.listen.address,
                 handle_signals=False,
                 drain_s=_JOIN_DRAIN_S,
             )
         )
         await remote.found.wait()
-
-
-def _lacks_envkit(cause: Cause) -> bool:
-    """Whether a sandbox failed to start because its image lacks Python or envkit."""
-    if cause.kind is CauseKind.IMAGE_UNUSABLE:
-        return True
-    return "No module named 'envkit" in cause.detail  # library's message: CPython
 
 
 def _metrics(fleet: Fleet, log: BackgroundHandler | None) -> Iterator[Metric]:

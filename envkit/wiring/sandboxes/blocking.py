@@ -146,12 +146,7 @@ async def open_sandbox_async(backend: BackendKind = "auto", **options: Any) -> A
     One task may enter this context manager and another may exit it: for example, ``reset`` may enter it into an
     ``AsyncExitStack`` that ``close`` closes.
 
-    Args:
-        backend: As in `open_sandbox`.
-        options: As in `open_sandbox`.
-
-    Raises:
-        UsageError, SandboxStartError: As in `open_sandbox`.
+    The arguments and errors are those of `open_sandbox`.
     """
     spec = spec_of(options)
     async with opened(backend) as starter, running(starter, spec) as sandbox:

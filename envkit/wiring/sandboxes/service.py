@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import JSON, SandboxSpec
+from envkit.types import JSON
 from envkit.wiring.sandboxes.backends import BackendKind
 from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running, spec_of
 
@@ -59,10 +59,22 @@ class SandboxService:
                 "--upload: with --detach the program would start before the upload; leave the program out here, and "
                 "run it with envkit sandbox exec"
             )
-        async with self._detached(spec_of({**options, "command": program})) as sandbox:
+        spec = spec_of({**options, "command": program})
+        async with AsyncExitStack() as parts, AsyncExitStack() as undo:
+            sandbox: AnySandbox
+            if self.url is not None:
+                client = await parts.enter_async_context(self.client())
+                sandbox = client.get(f"sandbox-{uuid.uuid4().hex[:12]}")
+                undo.push_async_callback(sandbox.stop)
+                await client.create(sandbox.id, replace(spec, detached=False))
+            else:
+                backend = await parts.enter_async_context(opened(self.kind))
+                sandbox = await backend.start(spec)
+                undo.push_async_callback(sandbox.stop)
             for source, name in uploads:
                 await sandbox.upload(source, name)
             report_id(sandbox.id)
+            undo.pop_all()
 
     async def remove(self, ids: Sequence[str]) -> None:
         """Stop detached sandboxes and delete their files. If one cannot be stopped, the others are still stopped.
@@ -117,21 +129,6 @@ class SandboxService:
                 yield sandbox
 
     @asynccontextmanager
-    async def _detached(self, spec: SandboxSpec) -> AsyncIterator[AnySandbox]:
-        """Start a detached sandbox. It outlives the ``async with`` block, unless the block raises."""
-        if self.url is not None:
-            async with self.client() as client:
-                remote = client.get(f"sandbox-{uuid.uuid4().hex[:12]}")
-                async with _stopped_on_error(remote):
-                    await client.create(remote.id, replace(spec, detached=False))
-                    yield remote
-        else:
-            async with opened(self.kind) as backend:
-                local = await backend.start(spec)
-                async with _stopped_on_error(local):
-                    yield local
-
-    @asynccontextmanager
     async def attached(self, id: str) -> AsyncIterator[AnySandbox]:
         """Connect to a detached sandbox for the duration of an ``async with`` block."""
         if self.url is not None:
@@ -141,15 +138,6 @@ class SandboxService:
         else:
             async with _backend_of(id) as backend:
                 yield await backend.attach(id)
-
-
-@asynccontextmanager
-async def _stopped_on_error(sandbox: AnySandbox) -> AsyncIterator[None]:
-    try:
-        yield
-    except BaseException:
-        await sandbox.stop()
-        raise
 
 
 @asynccontextmanager

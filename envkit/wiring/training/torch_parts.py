@@ -1,6 +1,4 @@
-"""The built-in parts that need torch: tiny policies, renderer, the engine ``transformers`` and the
-trainer ``torch_local``.
-"""
+"""The built-in parts that need torch: tiny policies, the renderer, and the engine and trainer of this process."""
 
 from __future__ import annotations
 
