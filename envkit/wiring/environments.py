@@ -292,9 +292,7 @@ def _in_processes(
 class _SubprocessEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A copy of an environment that plays in a separate process.
 
-    Args:
-        make_copy: Creates the environment.
-        restarts: Whether the first step after the end of an episode ignores its action and starts the next episode.
+    `restarts` is whether the first step after the end of an episode ignores its action and starts the next episode.
     """
 
     def __init__(self, make_copy: Callable[[], gymnasium.Env[Any, Any]], *, restarts: bool) -> None:

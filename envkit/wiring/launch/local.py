@@ -65,11 +65,9 @@ class LocalProcess:
 
     @property
     def returncode(self) -> int | None:
-        """See `envkit.protocols.Process.returncode`."""
         return self._process.returncode
 
     async def wait(self) -> str:
-        """See `envkit.protocols.Process.wait`."""
         await self._ended.wait()
         with anyio.CancelScope(shield=True):
             await self._clear(TERM_S)
@@ -111,7 +109,6 @@ class LocalLauncher:
         self.nodes = (this_node(),)
 
     async def endpoint(self, node: str, port: int | None = None) -> tuple[str, int]:
-        """See `envkit.protocols.Launcher.endpoint`."""
         find(self.nodes, node)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -122,7 +119,6 @@ class LocalLauncher:
             return LOOPBACK, int(probe.getsockname()[1])
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], *, place: Place, name: str) -> LocalProcess:
-        """See `envkit.protocols.Launcher.start`."""
         node = find(self.nodes, place.node)
         gpus = (
             {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus[index] for index in place.gpus)}

@@ -153,8 +153,8 @@ class DetachedSandbox(NamedTuple):
 
     id: str
     stats: Mapping[str, JSON]
-    problem: str = ""
-    of_server: bool = False
+    problem: str
+    of_server: bool
 
 
 async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
@@ -179,19 +179,17 @@ async def _has_docker(warn: Callable[[str], None]) -> bool:
 
 
 async def _detached(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
-    own = await backend.list_detached("")
-    listed = await backend.list_detached() if with_servers else own
-    return [await _inspect(backend, sandbox_id, of_server=sandbox_id not in own) for sandbox_id in sorted(listed)]
-
-
-async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, *, of_server: bool) -> DetachedSandbox:
-    try:
-        sandbox = await backend.attach(sandbox_id, as_observer=True)
-        stats = await sandbox.stats()
-        await sandbox.release()
-    except EnvkitError as error:
-        return DetachedSandbox(sandbox_id, {}, str(error), of_server)
-    return DetachedSandbox(sandbox_id, stats, of_server=of_server)
+    own, found = await backend.list_detached(""), []
+    for id in sorted(await backend.list_detached() if with_servers else own):
+        stats, problem = dict[str, JSON](), ""
+        try:
+            sandbox = await backend.attach(id, as_observer=True)
+            stats = await sandbox.stats()
+            await sandbox.release()
+        except EnvkitError as error:
+            problem = str(error)
+        found.append(DetachedSandbox(id, stats, problem, id not in own))
+    return found
 
 
 async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:

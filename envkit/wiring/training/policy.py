@@ -30,13 +30,7 @@ from envkit.wiring.training.resolve import policy_kind
 class Policy:
     """The parts of a training run that hold or read the policy.
 
-    Attributes:
-        engine: Samples completions.
-        trainer: Updates the weights.
-        renderer: Turns text into tokens and back.
-        description: One line that describes the policy.
-        launcher: Starts the processes of the run.
-        placed: Where they are.
+    `description` is one line, `launcher` starts the processes of the run, and `placed` says where they are.
     """
 
     engine: PolicyEngine
