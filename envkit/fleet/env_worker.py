@@ -91,7 +91,6 @@ class EnvWorker:
 
     Args:
         pool: Monitors the sandbox, leased from it, together with the server.
-        slots: Maximum number of concurrent episodes.
         longest_step_s: Seconds after which the worker is lost if the event loop of its server does not answer.
         is_extra: Whether the worker was started because an episode must play alone.
 
@@ -99,7 +98,6 @@ class EnvWorker:
         is_computing: Whether the event loop of the server does not answer, so that other workers get new episodes.
         cause: Why the worker ended; a cause of kind ``unknown`` while the worker runs.
         gone: Set when the worker has ended.
-        load: Number of episodes that have a slot at present.
         cut_off: Episodes whose last step got no answer because the connection broke, and has not been repeated yet.
         calls_at_end: Number of calls in progress when the worker ended. Each of them may have caused the end.
         attributed: Set when the loss of the worker is attributed to one episode. The loss then counts neither against

@@ -38,7 +38,6 @@ class FleetHost(EnvHost):
 
     Args:
         pool: Must be open as long as the host.
-        slots_per_sandbox: Maximum number of concurrent episodes per worker.
         on_demand: Whether a worker is started, and restarted, only when an episode waits for a slot.
         ends_when_spent: Whether all workers share one restart budget, and end when it is spent, so that a training run
             whose workers always fail ends. If false, each worker is restarted as soon as its budget allows it.
@@ -162,10 +161,7 @@ class FleetHost(EnvHost):
         """Hold a slot in a worker for the duration of the block; if `alone`, in one that has only this slot.
 
         The session store records the episode under `key`. Extra workers do not outlive the server, so the episodes in
-        them are not recorded.
-
-        Raises:
-            CapacityError, SandboxStartError: No worker became healthy; see `lease`.
+        them are not recorded. Raises the errors of `lease`.
         """
         slots = self._extra if alone and self._shared.size > 1 else self._shared
         store = None if key is None or slots is self._extra else self._session_store
@@ -190,11 +186,7 @@ class FleetHost(EnvHost):
                 slots.give_back(worker)
 
     async def __aenter__(self) -> Self:
-        """Start the workers.
-
-        Raises:
-            SandboxError: All workers failed to start. The error is that of the worker that failed last.
-        """
+        """Start the workers. If all of them fail, raise the `SandboxError` of the worker that failed last."""
         await self._find_left_running()
         self._shared.running = self._workers
         self._shared.empty_since = clock.now()
@@ -298,11 +290,7 @@ class FleetHost(EnvHost):
         return self._pool.get(id)
 
     async def _run(self, slots: Slots, number: int, sandbox: Sandbox) -> EnvWorker:
-        """Run a worker in `sandbox` until it ends, stop the sandbox, and return the worker.
-
-        Raises:
-            SandboxStartError: The worker was never healthy.
-        """
+        """Run a worker in `sandbox` until it ends, and return it; raise `SandboxStartError` if never healthy."""
         worker: EnvWorker | None = None
         cause = Cause(CauseKind.START_FAILED, f"env server did not answer within {self._start_timeout_s:g} s")
         try:

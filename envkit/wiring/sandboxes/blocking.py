@@ -309,11 +309,9 @@ class BlockingShell:
 
 
 def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncContextManager[T]) -> T:
-    """Enter `context` in the event loop of `portal`, and exit it when `resources` closes.
+    """Enter `context` in the event loop of `portal`, and exit it, in the same task, when `resources` closes.
 
     Ctrl-C stops waiting for `context` to be entered.
-
-    The same task enters and exits `context`, because `context` may contain a task group.
     """
     entered: Future[T] = Future()
     closing = portal.call(anyio.Event)
