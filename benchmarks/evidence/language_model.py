@@ -37,8 +37,9 @@ from benchmarks.training.runs import MODEL, ROOT, Figures, evaluate, reached, su
 from envkit import config
 from envkit.types import Observation
 from envkit.wiring import environments
+from envkit.wiring import tasks as task_sets
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.resolve import resolve, task_in
+from envkit.wiring.training.resolve import resolve
 
 NAME = "language-model"
 STALE_AFTER = (
@@ -216,7 +217,7 @@ def questions(run: config.RunConfig, steps: int) -> list[Figures]:
     found = []
     with environments.make(section.id) as env:
         for number in range(steps * run.trainer.groups_per_step):
-            task = task_in(section, spec, "train", run.seed, number)
+            task = task_sets.task(spec, section.options, "train", run.seed, number)
             text, _ = env.reset(seed=task.seed, options=dict(task.options))
             prompt = [{"role": "system", "content": run.renderer.system}, {"role": "user", "content": text}]
             found.append({"prompt": prompt, "answer": int(expert.moves(Observation(text))[0])})

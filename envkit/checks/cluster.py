@@ -31,7 +31,7 @@ from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST
 from envkit.trainer_bridge.weights.served import WeightServer
 from envkit.types import THIS_NODE, Node, Place, Weights
 from envkit.wiring.gateway.remote_nodes import name_of, why_unfit
-from envkit.wiring.launch.cluster import open_launcher
+from envkit.wiring.launch import open_launcher
 
 _MACHINE_S = 20.0
 """Seconds that a machine has to answer; all are asked at the same time."""
@@ -77,7 +77,10 @@ async def examine_cluster(file: Path) -> list[Finding]:
         if is_run:
             await survey.see_run(training.load(file), tasks)
         else:
-            survey.see_server(serving.read(file, [], {}), tasks)
+            config = survey.config = serving.read(file, [], {})
+            for section in config.nodes:
+                tasks.start_soon(survey.ask_node, name_of(section.url), section)
+            tasks.start_soon(survey.ask_gateway, _address(config.listen), None, config.listen.certificate)
     return sorted(survey.found, key=lambda one: one.machine)  # stable: the checks of a machine keep their order
 
 
@@ -86,16 +89,10 @@ class _Survey:
     found: list[Finding] = field(default_factory=list)
     config: ServeConfig | None = None
 
-    def see_server(self, config: ServeConfig, tasks: anyio.abc.TaskGroup) -> None:
-        self.config = config
-        for section in config.nodes:
-            tasks.start_soon(self._node, name_of(section.url), section)
-        tasks.start_soon(self._gateway, _address(config.listen), None, config.listen.certificate)
-
     async def see_run(self, run: RunConfig, tasks: anyio.abc.TaskGroup) -> None:
         for env in run.envs:
             if env.url is not None:
-                tasks.start_soon(self._gateway, env.url, env.token_file, env.ca)
+                tasks.start_soon(self.ask_gateway, env.url, env.token_file, env.ca)
         for url in getattr(run.engine, "urls", ()):
             tasks.start_soon(self._engine, url)
         folder = getattr(run.engine, "weights_folder", None)
@@ -164,7 +161,7 @@ class _Survey:
             if file is not None:
                 file.unlink(missing_ok=True)
 
-    async def _node(self, name: str, section: NodeAddressSection) -> None:
+    async def ask_node(self, name: str, section: NodeAddressSection) -> None:
         """Ask a node that the server's file lists."""
         try:
             with anyio.fail_after(_MACHINE_S):
@@ -176,7 +173,7 @@ class _Survey:
             self.found += [Finding(name, "port", f"{section.url} answers"), Finding(name, "token", "accepted")]
             self.found += self._facts(name, facts)
 
-    async def _gateway(self, url: str, token_file: Path | str | None, ca: Path | str | None) -> None:
+    async def ask_gateway(self, url: str, token_file: Path | str | None, ca: Path | str | None) -> None:
         """Ask a server about its nodes, except those that its file lists."""
         listed = {name_of(one.url) for one in self.config.nodes} if self.config else set()
         try:

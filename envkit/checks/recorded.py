@@ -191,7 +191,6 @@ class Explorer(Player):
     """Plays random legal moves, or `WORDS` if there are none. If the seed of the task is odd, most are the expert's.
 
     Attributes:
-        env: The environment.
         within_s: Seconds after which it stops.
         only_expert: Whether all moves are the expert's, and it stops where the expert knows none.
     """

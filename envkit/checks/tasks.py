@@ -101,7 +101,12 @@ class PlayerResult:
         return texts
 
     def _is_ok(self, episode: TaskEpisode) -> bool:
-        return _is_as_expected(_kind(self.player), episode.outcome)
+        kind, outcome = _kind(self.player), episode.outcome
+        if outcome.reward is None:
+            return False
+        if kind == "cheat":
+            return outcome.reward <= 0 and outcome.success is not True
+        return outcome.success is (kind == "oracle")
 
 
 def unplayable(results: Sequence[PlayerResult]) -> Sequence[str]:
@@ -112,14 +117,6 @@ def unplayable(results: Sequence[PlayerResult]) -> Sequence[str]:
 
 def _kind(player: str) -> str:
     return player.partition(":")[0]
-
-
-def _is_as_expected(kind: str, outcome: Outcome) -> bool:
-    if outcome.reward is None:
-        return False
-    if kind == "cheat":
-        return outcome.reward <= 0 and outcome.success is not True
-    return outcome.success is (kind == "oracle")
 
 
 def _shown(outcome: Outcome) -> str:

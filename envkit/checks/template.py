@@ -17,8 +17,7 @@ from envkit.trainer_bridge.tool_calls import MARKUP_TOKENS, as_call, describe, j
 from envkit.types import Exchange, Observation, Reset, ToolSchema
 from envkit.wiring.contexts import RendererContext
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.torch_parts import find_model
+from envkit.wiring.training.torch_parts import find_model, open_renderer
 
 Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
 Chat = list[dict[str, Any]]

@@ -184,8 +184,3 @@ class AlgorithmSection(Section):
             if value is not None or key == "correction":
                 whole[key] = value
         return whole
-
-
-def default_algorithm() -> AlgorithmSection:
-    """Return the section of a training file that leaves it out."""
-    return AlgorithmSection.model_validate({})

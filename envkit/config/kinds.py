@@ -1,8 +1,8 @@
 """Kinds of engines, trainers and other parts of a run: those of envkit, and those that installed packages provide.
 
-Each family of parts has an entry point group. The value of an entry point is an object with the attributes of `Kind`;
-its name is the value of the key ``kind``. Built-in kinds are imported when they are first used. An agent is a function,
-which a program may also add itself.
+Each family of parts has an entry point group, such as ``envkit.engines``. The value of an entry point is an object with
+the attributes of `Kind`; its name is the value of the key ``kind``. Built-in kinds are imported when they are first
+used. An agent is a function, which a program may also add itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import EntryPoint
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -45,11 +45,11 @@ class BuiltIn:
 
     @property
     def section(self) -> type[Section]:
-        found: type[Section] = _imported(self.section_place)
+        found: type[Section] = resolve_name(self.section_place)
         return found
 
     def open(self, context: Any) -> Any:
-        return _imported(self.open_place)(context)
+        return resolve_name(self.open_place)(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,11 @@ class Family:
     """A family of parts.
 
     Attributes:
-        group: Its entry point group.
         noun: What one of its parts is called.
         built_in: The kinds of envkit; for a part of an algorithm, the module that has it as `PART`.
         added: The parts that this process has added, which take precedence over those of packages.
     """
 
-    group: str
     noun: str
     built_in: Mapping[str, Kind | str] = field(default_factory=dict)
     added: dict[str, Any] = field(default_factory=dict)
@@ -75,13 +73,12 @@ _ALGORITHMS = "envkit.trainer_bridge.algorithms"
 
 
 def _algorithm_parts(noun: str, folder: str, *names: str) -> Family:
-    return Family(f"envkit.{folder}", noun, {name: f"{_ALGORITHMS}.{folder}.{name}" for name in names})
+    return Family(noun, {name: f"{_ALGORITHMS}.{folder}.{name}" for name in names})
 
 
 _SANDBOX = BuiltIn(f"{_PARTS}:BuiltInSandboxSection", "envkit.wiring.sandboxes.env_sandboxes:open_backend")
 FAMILIES: Mapping[str, Family] = {
     "engines": Family(
-        "envkit.engines",
         "engine",
         {
             "transformers": BuiltIn(f"{_PARTS}:TransformersEngineSection", f"{_WIRING}.torch_parts:open_transformers"),
@@ -89,32 +86,27 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "trainers": Family(
-        "envkit.trainers",
         "trainer",
         {"torch_local": BuiltIn(f"{_PARTS}:TorchTrainerSection", f"{_WIRING}.torch_parts:open_torch_local")},
     ),
     "renderers": Family(
-        "envkit.renderers",
         "renderer",
-        {"auto": BuiltIn(f"{_PARTS}:AutoRendererSection", f"{_WIRING}.renderer:open_renderer")},
+        {"auto": BuiltIn(f"{_PARTS}:AutoRendererSection", f"{_WIRING}.torch_parts:open_renderer")},
     ),
     "sandboxes": Family(
-        "envkit.sandboxes",
         "sandbox backend",
         dict.fromkeys(("auto", "local", "docker", "process", "none"), _SANDBOX),
     ),
     "trackers": Family(
-        "envkit.trackers",
         "tracker",
         {
             "tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.kinds.built_in:open_tensorboard"),
             "wandb": BuiltIn(f"{_PARTS}:WandbSection", f"{_WIRING}.kinds.built_in:open_wandb"),
         },
     ),
-    "policies": Family("envkit.policies", "player"),
-    "agents": Family("envkit.agents", "agent"),
+    "policies": Family("player"),
+    "agents": Family("agent"),
     "filters": Family(
-        "envkit.filters",
         "filter",
         {
             name: BuiltIn(f"{_PARTS}:{section}Section", f"{_WIRING}.kinds.built_in:open_{name}")
@@ -148,7 +140,7 @@ FAMILIES: Mapping[str, Family] = {
 def names(family: str) -> list[str]:
     """Return the names of all kinds of a family, the built-in ones first."""
     row = FAMILIES[family]
-    return list(dict.fromkeys([*row.built_in, *sorted(row.added), *sorted(entry_points(row.group).names)]))
+    return list(dict.fromkeys([*row.built_in, *sorted(row.added), *sorted(entry_points(f"envkit.{family}").names)]))
 
 
 def find(family: str, name: str) -> Any:
@@ -162,23 +154,15 @@ def find(family: str, name: str) -> Any:
         return import_module(built_in).PART if isinstance(built_in, str) else built_in
     if name in row.added:
         return row.added[name]
-    for point in entry_points(row.group).select(name=name):
-        return _loaded(point, row.noun)
+    for point in entry_points(f"envkit.{family}").select(name=name):
+        try:
+            return point.load()
+        except Exception as error:  # an import may raise anything
+            package = point.dist.name if point.dist is not None else point.module
+            problem = f"the {row.noun} {name!r} of the package {package} cannot be imported"
+            reason = f"{type(error).__name__}: {error}; repair or uninstall the package"
+            raise UsageError(f"{problem}: {reason}") from error
     raise UsageError(f"no {row.noun} is called {name!r}{did_you_mean(name, names(family))}")
-
-
-def _loaded(point: EntryPoint, noun: str) -> Any:
-    try:
-        return point.load()
-    except Exception as error:  # an import may raise anything
-        package = point.dist.name if point.dist is not None else point.module
-        reason = f"{type(error).__name__}: {error}; repair or uninstall the package"
-        raise UsageError(f"the {noun} {point.name!r} of the package {package} cannot be imported: {reason}") from error
-
-
-def _imported(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True, slots=True)

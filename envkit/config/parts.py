@@ -27,16 +27,6 @@ class LivenessSection(Section):
     """Seconds without an answer after which a sandbox is lost. It is probed every quarter of this time. A long step of
     an environment does not count, unless it holds Python's global interpreter lock."""
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two probes."""
-        return self.lost_s / 4
-
-    @property
-    def suspect_s(self) -> float:
-        """Seconds without an answer after which a sandbox has the state suspect; it recovers if it answers again."""
-        return 1.5 * self.interval_s
-
 
 class RestartSection(Section):
     """Limit on the restarts of lost sandboxes: of each sandbox that serves environments, and of a `warm` entry's

@@ -43,6 +43,12 @@ class ListenSection(Section):
             raise ValueError("set both certificate and key, or neither")
         return self
 
+    @property
+    def address(self) -> dict[str, Any]:
+        """The arguments of `envkit.http.server.server.serve`."""
+        files = {name: None if file is None else Path(file) for name, file in self if name in ("certificate", "key")}
+        return {"host": self.host, "port": self.port, "uds": self.socket, **files}
+
 
 class NodeSection(Section):
     """Capacity of this machine. A sandbox counts with its limits, not with what it uses. A sandbox that would not fit

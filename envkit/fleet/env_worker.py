@@ -91,7 +91,6 @@ class EnvWorker:
 
     Args:
         pool: Monitors the sandbox, leased from it, together with the server.
-        slots: Maximum number of concurrent episodes.
         longest_step_s: Seconds after which the worker is lost if the event loop of its server does not answer.
         is_extra: Whether the worker was started because an episode must play alone.
 
@@ -99,7 +98,6 @@ class EnvWorker:
         is_computing: Whether the event loop of the server does not answer, so that other workers get new episodes.
         cause: Why the worker ended; a cause of kind ``unknown`` while the worker runs.
         gone: Set when the worker has ended.
-        load: Number of episodes that have a slot at present.
         cut_off: Episodes whose last step got no answer because the connection broke, and has not been repeated yet.
         calls_at_end: Number of calls in progress when the worker ended. Each of them may have caused the end.
         attributed: Set when the loss of the worker is attributed to one episode. The loss then counts neither against
@@ -111,12 +109,12 @@ class EnvWorker:
         pool: ServerPool,
         sandbox: Sandbox,
         client: WorkerClient,
-        *,
         slots: int,
         longest_step_s: float,
         is_extra: bool,
     ) -> None:
         self.sandbox = sandbox
+        self.client = client
         self.slots = slots
         self.is_extra = is_extra
         self.cause = Cause(CauseKind.UNKNOWN, "runs")
@@ -127,7 +125,6 @@ class EnvWorker:
         self.attributed = anyio.Event()
         self.is_computing = False
         self._pool = pool
-        self._client = client
         self._longest_step_s = longest_step_s
         self._answered_at = clock.now()
         self._calls: set[anyio.CancelScope] = set()
@@ -145,18 +142,14 @@ class EnvWorker:
         rest_s = self._answered_at + limit_s - clock.now()
         is_last = rest_s < lost_s / 2
         with anyio.move_on_after(rest_s if is_last else lost_s * _PATIENCE):
-            await self._client.health()
+            await self.client.health()
             self._answered_at, self.is_computing = clock.now(), False
             return
         if is_last:
             why = f"env server computed for {limit_s:g} s, the limit for one step"
             raise SandboxLostError(self.sandbox.id, Cause(CauseKind.UNRESPONSIVE, why))
         self.is_computing = True
-        await self._client.heartbeat()
-
-    def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[Episode]:
-        """Lease an episode from the server; see `WorkerClient.lease`."""
-        return self._client.lease(task, id=id)
+        await self.client.heartbeat()
 
     def end(self, cause: Cause) -> None:
         """Record that the worker has ended, and end all calls in progress. Calling `end` again has no effect."""

@@ -37,8 +37,7 @@ class FleetHost(EnvHost):
     An episode that must play alone (see `envkit.fleet.suspects`) gets an extra worker, which ends when none needs it.
 
     Args:
-        pool: Starts, monitors and stops the sandboxes; must be open as long as the host.
-        slots_per_sandbox: Maximum number of concurrent episodes per worker.
+        pool: Must be open as long as the host.
         on_demand: Whether a worker is started, and restarted, only when an episode waits for a slot.
         ends_when_spent: Whether all workers share one restart budget, and end when it is spent, so that a training run
             whose workers always fail ends. If false, each worker is restarted as soon as its budget allows it.
@@ -122,11 +121,21 @@ class FleetHost(EnvHost):
             SandboxStartError: When the episode is entered: no worker became healthy in time, or all workers are lost
                 and the restart budget is spent.
         """
-        return self._episode(task, None)
+        return self.lease_as(None, task)
 
-    def lease_as(self, key: TenantKey, task: Task) -> FleetEpisode:
+    def lease_as(self, key: TenantKey | None, task: Task) -> FleetEpisode:
         """Like `lease`, but if an episode of `task` is recorded under `key` and its worker still runs, resume it."""
-        return self._episode(task, key)
+        tenant = "" if key is None else key.tenant
+        rebuilds = REBUILDS if self._replayable(task.env_id) else 0
+        if key is not None and self.resumable_task(key) == task:
+            suspicion = Suspicion(0)  # actions of a previous server process cannot be replayed
+        elif self._offenders is None:
+            suspicion = Suspicion(rebuilds)
+        else:
+            is_isolated = self._offenders.is_isolated(tenant, task.env_id)
+            on_attributed = partial(self._offenders.record, tenant, task.env_id)
+            suspicion = Suspicion(rebuilds, is_isolated=is_isolated, on_attributed=on_attributed)
+        return FleetEpisode(partial(self._open_slot, task, key), suspicion, self.episodes)
 
     def resumable_task(self, key: TenantKey) -> Task | None:
         """Return the task of the episode that is recorded under `key`; None without one, or if its worker has ended.
@@ -137,26 +146,12 @@ class FleetHost(EnvHost):
         return None if found is None else found[1].task
 
     def resumable_keys(self) -> Sequence[TenantKey]:
-        keys = () if self._session_store is None else self._session_store.keys()
+        keys = () if self._session_store is None else self._session_store.records
         return [key for key in keys if self.resumable_task(key) is not None]
-
-    def _episode(self, task: Task, key: TenantKey | None) -> FleetEpisode:
-        tenant = "" if key is None else key.tenant
-        is_resumed = key is not None and self.resumable_task(key) == task
-        rebuilds = REBUILDS if self._replayable(task.env_id) else 0
-        if is_resumed:
-            suspicion = Suspicion(0)  # actions of a previous server process cannot be replayed
-        elif self._offenders is None:
-            suspicion = Suspicion(rebuilds)
-        else:
-            is_isolated = self._offenders.is_isolated(tenant, task.env_id)
-            on_attributed = partial(self._offenders.record, tenant, task.env_id)
-            suspicion = Suspicion(rebuilds, is_isolated=is_isolated, on_attributed=on_attributed)
-        return FleetEpisode(partial(self._open_slot, task, key), suspicion, self.episodes)
 
     def _recorded(self, key: TenantKey | None) -> tuple[EnvWorker, SessionRecord] | None:
         """Return in which worker the recorded episode `key` runs; None without a record, or if the worker has ended."""
-        record = None if key is None or self._session_store is None else self._session_store.get(key)
+        record = None if key is None or self._session_store is None else self._session_store.records.get(key)
         running = (worker for worker in self._shared.workers if not worker.gone.is_set())
         found = (worker for worker in running if record is not None and worker.sandbox.id == record.sandbox_id)
         return next(((worker, record) for worker in found if record is not None), None)
@@ -166,10 +161,7 @@ class FleetHost(EnvHost):
         """Hold a slot in a worker for the duration of the block; if `alone`, in one that has only this slot.
 
         The session store records the episode under `key`. Extra workers do not outlive the server, so the episodes in
-        them are not recorded.
-
-        Raises:
-            CapacityError, SandboxStartError: No worker became healthy; see `lease`.
+        them are not recorded. Raises the errors of `lease`.
         """
         slots = self._extra if alone and self._shared.size > 1 else self._shared
         store = None if key is None or slots is self._extra else self._session_store
@@ -185,7 +177,7 @@ class FleetHost(EnvHost):
         try:
             if store is not None and key is not None:
                 await store.record(key, SessionRecord(worker.sandbox.id, id, task))
-            yield worker, worker.lease(task, id)
+            yield worker, worker.client.lease(task, id=id)
         finally:
             try:
                 if store is not None and key is not None:
@@ -194,11 +186,7 @@ class FleetHost(EnvHost):
                 slots.give_back(worker)
 
     async def __aenter__(self) -> Self:
-        """Start the workers.
-
-        Raises:
-            SandboxError: All workers failed to start. The error is that of the worker that failed last.
-        """
+        """Start the workers. If all of them fail, raise the `SandboxError` of the worker that failed last."""
         await self._find_left_running()
         self._shared.running = self._workers
         self._shared.empty_since = clock.now()
@@ -302,25 +290,14 @@ class FleetHost(EnvHost):
         return self._pool.get(id)
 
     async def _run(self, slots: Slots, number: int, sandbox: Sandbox) -> EnvWorker:
-        """Run a worker in `sandbox` until it ends, stop the sandbox, and return the worker.
-
-        Raises:
-            SandboxStartError: The worker was never healthy.
-        """
+        """Run a worker in `sandbox` until it ends, and return it; raise `SandboxStartError` if never healthy."""
         worker: EnvWorker | None = None
         cause = Cause(CauseKind.START_FAILED, f"env server did not answer within {self._start_timeout_s:g} s")
         try:
             with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
                 async with connect_when_serving(slots.start.connect, sandbox) as client:
                     starting.deadline = math.inf
-                    worker = EnvWorker(
-                        self._pool,
-                        sandbox,
-                        client,
-                        slots=slots.size,
-                        longest_step_s=self._longest_step_s,
-                        is_extra=slots.is_extra,
-                    )
+                    worker = EnvWorker(self._pool, sandbox, client, slots.size, self._longest_step_s, slots.is_extra)
                     slots.join(worker)
                     self._tried(number)
                     try:

@@ -10,7 +10,7 @@ import logging
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -70,22 +70,21 @@ class LeaseLedger:
     Args:
         path: The SQLite file. If it does not exist, it is created with mode 0600.
 
+    Attributes:
+        id: Random id of this ledger, which is stored in the file and therefore survives restarts.
+        records: In which sandbox and session each recorded episode runs.
+
     Raises:
         UsageError: On entering: another server uses the file, or the file is damaged or not a ledger.
     """
 
     def __init__(self, path: Path) -> None:
+        self.id: str
+        self.records: dict[TenantKey, SessionRecord] = {}
         self._path = path
-        self._id: str
         self._connection: sqlite3.Connection
-        self._records: dict[TenantKey, SessionRecord] = {}
         self._next = _WriteBatch()
         self._writing = anyio.Lock()
-
-    @property
-    def id(self) -> str:
-        """Random id of this ledger, which is stored in the file and therefore survives restarts."""
-        return self._id
 
     async def save(self, view: SandboxView) -> None:
         """Record the state of a sandbox in place of its earlier state. If the sandbox has ended, delete its record.
@@ -96,23 +95,15 @@ class LeaseLedger:
         self._next.views[view.key] = view
         await self._flush()
 
-    def keys(self) -> Sequence[TenantKey]:
-        """Return the keys of all recorded episodes."""
-        return list(self._records)
-
-    def get(self, key: TenantKey) -> SessionRecord | None:
-        """Return in which sandbox and session the episode `key` runs; None if it is not recorded."""
-        return self._records.get(key)
-
     async def record(self, key: TenantKey, record: SessionRecord) -> None:
         """Record in which sandbox and session the episode `key` runs; return when the record is written."""
-        self._records[key] = self._next.records[key] = record
+        self.records[key] = self._next.records[key] = record
         await self._flush()
 
     async def forget(self, *keys: TenantKey) -> None:
         """Delete the records of the episodes `keys`. A cancelled call still completes the deletion."""
         for key in keys:
-            self._records.pop(key, None)
+            self.records.pop(key, None)
             self._next.records[key] = None
         await self._flush()
 
@@ -173,12 +164,12 @@ class LeaseLedger:
             # Read the sandboxes now, so that a damaged file is reported before the server starts anything.
             self.load()
             with _undamaged(self._path):
-                (self._id,) = self._connection.execute("select id from identity").fetchone()
+                (self.id,) = self._connection.execute("select id from identity").fetchone()
                 rows = self._connection.execute(
                     "select tenant, id, sandbox, session, env_id, seed, options from sessions"
                 ).fetchall()
                 for tenant, id, sandbox_id, session, env_id, seed, options in rows:
-                    self._records[TenantKey(tenant, id)] = SessionRecord(
+                    self.records[TenantKey(tenant, id)] = SessionRecord(
                         sandbox_id, session, Task(env_id, int(seed), msgspec.json.decode(options))
                     )
         except BaseException:
@@ -252,23 +243,16 @@ def _put(
 ) -> None:
     over = [view.key for view in views if view.state in _OVER]
     rows = [_row(view) for view in views if view.state not in _OVER]
-    with closing(connection.cursor()) as cursor:
-        cursor.execute("begin")
-        try:
-            cursor.executemany("delete from sandboxes where tenant = ? and id = ?", over)
-            cursor.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
-            gone = [key for key, record in records.items() if record is None]
-            cursor.executemany("delete from sessions where tenant = ? and id = ?", gone)
-            cursor.executemany(
-                "insert or replace into sessions values (?, ?, ?, ?, ?, ?, ?)",
-                [(*key, *_columns(record)) for key, record in records.items() if record is not None],
-            )
-            cursor.execute("commit")
-        except BaseException:
-            # After some failures SQLite has already rolled back, and a second rollback is an error.
-            with suppress(sqlite3.Error):
-                cursor.execute("rollback")
-            raise
+    with connection:  # commits, or rolls back
+        connection.execute("begin")
+        connection.executemany("delete from sandboxes where tenant = ? and id = ?", over)
+        connection.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
+        gone = [key for key, record in records.items() if record is None]
+        connection.executemany("delete from sessions where tenant = ? and id = ?", gone)
+        connection.executemany(
+            "insert or replace into sessions values (?, ?, ?, ?, ?, ?, ?)",
+            [(*key, *_columns(record)) for key, record in records.items() if record is not None],
+        )
 
 
 def _row(view: SandboxView) -> tuple[Any, ...]:

@@ -29,7 +29,6 @@ from envkit.errors import (
 from envkit.http.client.outages import Outages
 from envkit.http.client.remote_sandbox import RemoteProgram, RemoteSandbox
 from envkit.http.client.sandbox_client import SandboxClient
-from envkit.http.client.transport import SandboxTransport
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.node_messages import NodeReply
@@ -84,19 +83,16 @@ class RemoteNode(SandboxBackend):
         self.lost = anyio.Event()
         self.cause: Cause | None = None
         self._lost_s = lost_s
+        self._interval_s = lost_s / 4
         outages = Outages(lost_s + _SLACK_S, _log.warning)
         self._client = SandboxClient(
             url, token, reads_variable=False, folder_transport=folder_transport, outages=outages
         )
+        self.transport = self._client.transport
         # The WebSocket has then tried to reconnect twice, which is the confirmation.
-        self._client.transport.websocket.on_outage = lambda error: self.lose(str(error))
+        self.transport.websocket.on_outage = lambda error: self.lose(str(error))
         self._run = uuid.uuid4().hex[:16]
         self._answered_at = 0.0
-
-    @property
-    def transport(self) -> SandboxTransport:
-        """The connections to the node."""
-        return self._client.transport
 
     @property
     def in_image(self) -> bool:
@@ -191,10 +187,6 @@ class RemoteNode(SandboxBackend):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         await self._client.__aexit__(None, None, None)
-
-    @property
-    def _interval_s(self) -> float:
-        return self._lost_s / 4
 
     def _answered(self, facts: NodeReply) -> None:
         self.facts, self._answered_at = facts, clock.now()

@@ -17,7 +17,6 @@ class Slots:
     """The slots of workers that are equal.
 
     Args:
-        start: How to start a worker.
         size: Maximum number of concurrent episodes per worker.
         timeout_s: Seconds that an episode waits while no worker is healthy.
         on_demand: Whether workers are started only when an episode waits, so that the timeout begins with its wait.

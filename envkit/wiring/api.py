@@ -246,10 +246,7 @@ def _write(path: Path, rows: Iterable[object] | None) -> None:
 
 def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tuple[RunConfig, str]:
     """Return a training file, and the default name of the run's folder."""
-    if isinstance(content, RunConfig):
-        return content, content.envs[0].id
-    if isinstance(content, Mapping):
-        parsed = config.parse(content)
-        return parsed, parsed.envs[0].id
-    path = Path(content)
-    return config.load(path), path.stem
+    if isinstance(content, (str, os.PathLike)):
+        return config.load(Path(content)), Path(content).stem
+    run = content if isinstance(content, RunConfig) else config.parse(content)
+    return run, run.envs[0].id

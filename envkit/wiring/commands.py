@@ -67,7 +67,7 @@ def run(
     async def main() -> CommandResult:
         async with AsyncExitStack() as parts:
             if "sandboxes" in wanted:
-                from envkit.wiring.sandboxes.tool_pool import open_tool_pool  # imported late: loads the backends
+                from envkit.wiring.sandboxes.backends import open_tool_pool  # imported late: loads the backends
 
                 pool = open_tool_pool(given.pop("backend", None) or "auto", announce=display.announce)
                 given["sandboxes"] = await parts.enter_async_context(pool)

@@ -199,7 +199,7 @@ async def open_resources(
     async with AsyncExitStack() as parts:
         sandboxes: SandboxPool | None = None
         if "sandbox" in needs:
-            from envkit.wiring.sandboxes.tool_pool import open_tool_pool  # imported late: loads the backends
+            from envkit.wiring.sandboxes.backends import open_tool_pool  # imported late: loads the backends
 
             opening = open_tool_pool(backend or "auto", announce=announce, views=views)
             sandboxes = await parts.enter_async_context(opening)
@@ -281,7 +281,7 @@ def _in_processes(
     """
     restarts = autoreset is AutoresetMode.NEXT_STEP
     envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
-        [partial(_SubprocessEnv.of, copy, restarts=restarts) for copy in copies],
+        [partial(_SubprocessEnv, copy, restarts=restarts) for copy in copies],
         shared_memory=False,
         autoreset_mode=AutoresetMode.DISABLED if restarts else autoreset,
     )
@@ -292,19 +292,13 @@ def _in_processes(
 class _SubprocessEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A copy of an environment that plays in a separate process.
 
-    Args:
-        env: The environment.
-        restarts: Whether the first step after the end of an episode ignores its action and starts the next episode.
+    `restarts` is whether the first step after the end of an episode ignores its action and starts the next episode.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], *, restarts: bool) -> None:
-        super().__init__(env)
+    def __init__(self, make_copy: Callable[[], gymnasium.Env[Any, Any]], *, restarts: bool) -> None:
+        super().__init__(make_copy())
         self._restarts = restarts
         self._is_over = False
-
-    @classmethod
-    def of(cls, make_copy: Callable[[], gymnasium.Env[Any, Any]], *, restarts: bool) -> _SubprocessEnv:
-        return cls(make_copy(), restarts=restarts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._is_over = False

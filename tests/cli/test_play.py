@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import tty
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
@@ -84,7 +85,7 @@ def keys_typed(typed: str) -> Iterator[Keyboard]:
         for end in (leader, follower):
             opened.callback(os.close, end)
         keys = Keyboard(follower)
-        keys.take()
+        tty.setcbreak(follower)
         os.write(leader, typed.encode())
         yield keys
 

@@ -45,9 +45,9 @@ from envkit.wiring.contexts import EngineContext, Model, RendererContext, Sandbo
 from envkit.wiring.sandboxes import env_sandboxes
 from envkit.wiring.training import checks
 from envkit.wiring.training.kinds.vllm import open_vllm
-from envkit.wiring.training.renderer import open_renderer
 from envkit.wiring.training.resolve import has_fast_bfloat16
 from envkit.wiring.training.run import train
+from envkit.wiring.training.torch_parts import open_renderer
 from tests.config.leaves import Leaf, leaves, put_leaf
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.trainer_bridge.models import chat_tokenizer, write_chat

@@ -71,7 +71,7 @@ from envkit.registry import load
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.types import RolloutRequest
 from envkit.wiring.environments import Resources, find, slots
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 
 
 async def main():

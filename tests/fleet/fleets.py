@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, cast
@@ -163,23 +163,17 @@ class FakeSessionStore:
     """A session store in memory that cannot write while it is full."""
 
     def __init__(self, **sessions: SessionRecord) -> None:
-        self.sessions = {key(id): record for id, record in sessions.items()}
+        self.records = {key(id): record for id, record in sessions.items()}
         self.is_full = False
-
-    def keys(self) -> Sequence[TenantKey]:
-        return list(self.sessions)
-
-    def get(self, key: TenantKey) -> SessionRecord | None:
-        return self.sessions.get(key)
 
     async def record(self, key: TenantKey, record: SessionRecord) -> None:
         self._write()
-        self.sessions[key] = record
+        self.records[key] = record
 
     async def forget(self, *keys: TenantKey) -> None:
         self._write()
         for one in keys:
-            self.sessions.pop(one, None)
+            self.records.pop(one, None)
 
     def _write(self) -> None:
         if self.is_full:

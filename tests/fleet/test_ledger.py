@@ -77,8 +77,8 @@ def test_the_location_of_an_episode_is_recorded_until_it_is_forgotten(tmp_path: 
             await ledger.forget(key("b"))
             await ledger.record(key("c"), records["a"])
         async with LeaseLedger(path) as ledger:
-            assert [ledger.get(key(name)) for name in "abcd"] == [records["a"], None, records["a"], None]
-            assert [ledger.get(key("a", tenant)) for tenant in ("ann", "bob")] == [records["b"], None]
+            assert [ledger.records.get(key(name)) for name in "abcd"] == [records["a"], None, records["a"], None]
+            assert [ledger.records.get(key("a", tenant)) for tenant in ("ann", "bob")] == [records["b"], None]
 
     clock.run(main)
 
@@ -121,7 +121,7 @@ def test_a_failed_write_raises_for_all_its_callers_and_later_writes_succeed(
                     await ledger.save(leased("bad"))
                 await ledger.save(leased("good"))
         async with LeaseLedger(faulty) as ledger:
-            assert set(ledger.keys()) == {key("first"), key("later")}
+            assert set(ledger.records) == {key("first"), key("later")}
 
     clock.run(main)
     failure = "cannot persist leases (disk full?); retry later"
@@ -158,7 +158,7 @@ def test_leaving_the_ledger_waits_for_its_write(tmp_path: Path) -> None:
                 tasks.start_soon(ledger.record, key(name), RECORD)
                 await anyio.lowlevel.checkpoint()
         async with LeaseLedger(path) as ledger:
-            assert set(ledger.keys()) == {key(name) for name in "abc"}
+            assert set(ledger.records) == {key(name) for name in "abc"}
 
     clock.run(main)
 

@@ -213,7 +213,7 @@ def test_a_resumed_episode_whose_worker_is_lost_before_its_first_answer_is_void(
     async def main() -> None:
         store, task = FakeSessionStore(), Task("Echo-v0", DEADLY)
         async with fleet_of(*deadly_workers(2, deadly="reset"), session_store=store) as host:
-            store.sessions[key("old")] = SessionRecord(host.pool.views()[0].id, "session", task)
+            store.records[key("old")] = SessionRecord(host.pool.views()[0].id, "session", task)
             async with host.lease_as(key("old"), task) as episode:
                 with pytest.raises(SandboxLostError, match=f"lost: {KILLED}$"):
                     await episode.reset()

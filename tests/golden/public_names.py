@@ -128,7 +128,7 @@ def _scripts() -> Names:
 
 def _families() -> Names:
     """Return the groups in which other packages add parts of a run, each with the built-in kinds."""
-    return {family.group: sorted(family.built_in) for family in kinds.FAMILIES.values()}
+    return {f"envkit.{name}": sorted(family.built_in) for name, family in kinds.FAMILIES.items()}
 
 
 def _routes(api: Any) -> Names:

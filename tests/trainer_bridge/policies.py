@@ -23,9 +23,14 @@ from envkit.wiring.launch.local import LocalLauncher
 from envkit.wiring.launch.placement import DeviceMap
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, playing_threads
-from envkit.wiring.training.renderer import open_renderer
 from envkit.wiring.training.resolve import policy_kind, resolve
-from envkit.wiring.training.torch_parts import find_model, new_tiny_policy, open_torch_local, open_transformers
+from envkit.wiring.training.torch_parts import (
+    find_model,
+    new_tiny_policy,
+    open_renderer,
+    open_torch_local,
+    open_transformers,
+)
 
 
 @dataclass

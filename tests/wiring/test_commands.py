@@ -20,7 +20,7 @@ from envkit.errors import SandboxError
 from envkit.runs.display import SilentDisplay
 from envkit.wiring.commands import run
 from envkit.wiring.environments import find
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 from tests.environments.terminal.formats.folders import harbor
 from tests.sandbox.containers import docker, image
 

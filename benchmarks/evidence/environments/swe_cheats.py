@@ -32,7 +32,7 @@ from envkit.environments.swe.packages import PYTEST, environment
 from envkit.environments.swe.runs import REPO, run_tests, spec_of
 from envkit.environments.swe.tasks import SweTask, read_folder
 from envkit.wiring import data
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 from envkit_cheats.swe import CHEATS
 
 NAME = "swe-cheats"

@@ -25,7 +25,7 @@ from envkit import clock
 from envkit.environments.swe.build import BuildReport, BuildSettings, build
 from envkit.environments.swe.tasks import read_folder
 from envkit.wiring.data import folder_of
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 
 NAME = "swe-tasks"
 STALE_AFTER = (

@@ -50,7 +50,7 @@ STALE_AFTER = (
     "environments/tasks",
     "environments/tools",
     "envkit/wiring/gateway/trusted.py",
-    "envkit/wiring/sandboxes/tool_pool.py",
+    "envkit/wiring/sandboxes/backends.py",
     "sandbox/pool",
 )
 TWIN = (

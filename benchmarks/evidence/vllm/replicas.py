@@ -48,8 +48,7 @@ from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.contexts import RendererContext
 from envkit.wiring.launch.local import LocalLauncher
-from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.torch_parts import find_model
+from envkit.wiring.training.torch_parts import find_model, open_renderer
 
 NAME = "vllm-replicas"
 STALE_AFTER = ("trainer_bridge/engines/vllm", "trainer_bridge/rollout", "trainer_bridge/weights/channel.py")

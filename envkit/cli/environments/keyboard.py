@@ -37,7 +37,6 @@ class Keyboard:
     def __init__(self, terminal: int) -> None:
         self.on_resize: Callable[[], None] = lambda: None
         self._terminal = terminal
-        self._before = termios.tcgetattr(terminal)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._typed: list[str] = []
 
@@ -53,14 +52,6 @@ class Keyboard:
             self._typed = _KEY.findall(self._decoder.decode(data))
         key = self._typed.pop(0)
         return _NAMES.get(key, key) if len(key) == 1 else _ARROWS.get(key[-1], UNKNOWN)
-
-    def take(self) -> None:
-        """Set the terminal's mode so that each key arrives immediately and is not printed."""
-        tty.setcbreak(self._terminal, termios.TCSADRAIN)
-
-    def give_back(self) -> None:
-        """Restore the mode that the terminal had before `take`, and drop unread keys."""
-        termios.tcsetattr(self._terminal, termios.TCSAFLUSH, self._before)
 
 
 @contextmanager
@@ -78,9 +69,9 @@ def keyboard(terminal: int) -> Iterator[Keyboard]:
         keys.on_resize()
 
     with ExitStack() as undo:
-        undo.callback(keys.give_back)
+        undo.callback(termios.tcsetattr, terminal, termios.TCSAFLUSH, termios.tcgetattr(terminal))  # drops unread keys
         for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH):
             undo.callback(signal.signal, one, signal.signal(one, call))
         undo.callback(signal.signal, signal.SIGTSTP, signal.signal(signal.SIGTSTP, signal.SIG_IGN))
-        keys.take()
+        tty.setcbreak(terminal, termios.TCSADRAIN)  # each key arrives immediately and is not printed
         yield keys

@@ -39,7 +39,11 @@ def create(
     """Create a token and print it. Only a hash is saved, so the token cannot be printed again."""
     from envkit.wiring.gateway.token_store import open_tokens
 
-    ttl_s = None if ttl is None else _seconds(ttl)
+    ttl_s = None
+    if ttl is not None:
+        if (parts := re.fullmatch(r"(\d{1,9})([smhd])", ttl)) is None:
+            raise UsageError(f"--ttl: must be a whole number and s, m, h or d, such as 30d; got {ttl!r}")
+        ttl_s = float(int(parts[1]) * _UNITS_S[parts[2]])
     echo(open_tokens(state).create(tenant, filter(None, map(str.strip, scopes.split(","))), name, ttl_s))
 
 
@@ -82,10 +86,3 @@ def list_tokens(state: State = None, as_json: AsJson = False) -> None:
         ("ID", "NAME", "TENANT", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED"),
         [[value if isinstance(value, str) else moment(value) for value in one.values()] for one in listed],
     )
-
-
-def _seconds(text: str) -> float:
-    parts = re.fullmatch(r"(\d{1,9})([smhd])", text)
-    if parts is None:
-        raise UsageError(f"--ttl: must be a whole number and s, m, h or d, such as 30d; got {text!r}")
-    return float(int(parts[1]) * _UNITS_S[parts[2]])

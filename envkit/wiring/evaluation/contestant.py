@@ -39,8 +39,6 @@ class FoundPolicy:
 
     Attributes:
         opened: Function of the episodes' options. Returns a context manager that loads the policy.
-        limits: Limits of its episodes.
-        at_once: Maximum number of concurrent episodes.
         options: Options of the environment that the policy was trained with.
         temperature: Sampling temperature; None for a player without a language model.
         identity: Fingerprint of the policy's files; empty if unknown.

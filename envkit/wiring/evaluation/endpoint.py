@@ -53,8 +53,6 @@ class Endpoint(Player):
     """A player that asks a model behind an endpoint.
 
     Attributes:
-        client: Sends the requests.
-        limits: Limits of the answers.
         system: System prompt; None sends no prompt of our own.
         history: Number of most recent turns in a prompt, or ``"all"``.
         keeps_thoughts: Whether thoughts of earlier turns stay in the prompt.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 from envkit import __version__, clock
 from envkit.config import EvalConfig
 from envkit.config.evaluation import TRAINING_KEYS
-from envkit.config.grammar import Section
 from envkit.errors import ConfigError, EnvkitError
 from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
@@ -162,9 +161,11 @@ async def evaluate(
 
 def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None:
     """Refuse keys that contradict each other or have no effect."""
-    problems = [
-        f"{key}: is for training; {remedy}" for key, remedy in TRAINING_KEYS.items() if _is_set(config, *key.split("."))
-    ]
+    problems = []
+    for name, remedy in TRAINING_KEYS.items():
+        section, _, key = name.partition(".")
+        if key in getattr(config, section).model_fields_set:
+            problems.append(f"{name}: is for training; {remedy}")
     if config.env.url is None and spec is not None:
         if "sandbox" in config.model_fields_set and "sandbox" not in spec.needs:
             problems.append(f"sandbox: {spec.id} does not use sandboxes as tools; leave it out (--backend)")
@@ -181,11 +182,6 @@ def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None
         )
     if problems:
         raise ConfigError(problems)
-
-
-def _is_set(config: EvalConfig, section: str, key: str) -> bool:
-    found: Section = getattr(config, section)
-    return key in found.model_fields_set
 
 
 def _description(config: EvalConfig, found: FoundPolicy, options: Options, tasks: Sequence[Task]) -> dict[str, JSON]:

@@ -81,7 +81,7 @@ async def forget_lost_sessions(ledger: LeaseLedger | None, pool: Pool, host: Fle
     if ledger is None:
         return
     try:
-        await ledger.forget(*(set(ledger.keys()) - set(host.resumable_keys())))
+        await ledger.forget(*(set(ledger.records) - set(host.resumable_keys())))
     except EnvkitError as error:
         pool.alert("ledger", str(error))
 

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -34,6 +34,7 @@ from envkit.http.auth.tokens import TokenStore
 from envkit.http.server.logs import BackgroundHandler, access_log
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import DRAIN_S, require_address, serve
+from envkit.http.sessions.metrics import by_label
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.sandbox import machine
@@ -41,9 +42,8 @@ from envkit.sandbox.docker.backend import GAMES_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState
+from envkit.types import CauseKind, SandboxSpec, SandboxState
 from envkit.wiring import environments
-from envkit.wiring.gateway import metrics
 from envkit.wiring.gateway.env_workers import (
     env_host,
     env_sandbox_spec,
@@ -71,6 +71,7 @@ _log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.2
 _JOIN_DRAIN_S = 1.0
+_ALERTS = ("disk", "ledger", "memory", "probe", "restarts", "stock", "stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,7 @@ async def serve_fleet(
         SandboxError: No sandbox started; the message says why.
     """
     listen, limits = config.listen, config.limits
-    certificate = None if listen.certificate is None else Path(listen.certificate)
-    key = None if listen.key is None else Path(listen.key)
-    require_address(listen.host, listen.port, listen.socket, certificate, key)
+    require_address(**listen.address)
     tokens = _tokens(config)
     if tokens.is_needed():
         announce(f"tokens: every caller needs one; create it: {_create_token(config)}")
@@ -152,11 +151,7 @@ async def serve_fleet(
                     tasks.start_soon(_drain, app, drain, config.drain_s, stopping, leaves)
                 await serve(
                     AuthMiddleware(app, tokens, log=log, errors=app.errors),
-                    host=listen.host,
-                    port=listen.port,
-                    uds=listen.socket,
-                    certificate=certificate,
-                    key=key,
+                    **listen.address,
                     on_ready=on_ready,
                     handle_signals=False,
                     on_drained=partial(_leave, fleet.pool, log) if leaves and fleet.pool is not None else None,
@@ -268,7 +263,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         try:
             fleet = await stack.enter_async_context(env_host(config, pool, here, ledger, count=count))
         except SandboxStartError as error:
-            if here.in_image and _lacks_envkit(error.cause):
+            lacks_envkit = "No module named 'envkit" in error.cause.detail  # library's message: CPython
+            if here.in_image and (lacks_envkit or error.cause.kind is CauseKind.IMAGE_UNUSABLE):
                 raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
             raise
         announce(f"sandboxes: {here.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
@@ -308,18 +304,13 @@ async def _wait_for_node(config: ServeConfig, remote: RemoteNodes, announce: Cal
     """Answer only nodes that join, until the first one is used: without sandboxes, no environment can be served."""
     known = "; ".join(f"{one.node}: {one.why}" for one in remote.states())
     announce(f"waiting for a node: {known or 'envkit serve --node --join URL --token-file FILE'}")
-    listen = config.listen
     app = create_app(NoEnvironments(), lazy=True, handlers=(remote,))
     async with clock.background_tasks() as tasks:
         tasks.start_soon(
             partial(
                 serve,
                 AuthMiddleware(app, _tokens(config), errors=app.errors),
-                host=listen.host,
-                port=listen.port,
-                uds=listen.socket,
-                certificate=None if listen.certificate is None else Path(listen.certificate),
-                key=None if listen.key is None else Path(listen.key),
+                **config.listen.address,
                 handle_signals=False,
                 drain_s=_JOIN_DRAIN_S,
             )
@@ -327,20 +318,45 @@ async def _wait_for_node(config: ServeConfig, remote: RemoteNodes, announce: Cal
         await remote.found.wait()
 
 
-def _lacks_envkit(cause: Cause) -> bool:
-    """Whether a sandbox failed to start because its image lacks Python or envkit."""
-    if cause.kind is CauseKind.IMAGE_UNUSABLE:
-        return True
-    return "No module named 'envkit" in cause.detail  # library's message: CPython
-
-
 def _metrics(fleet: Fleet, log: BackgroundHandler | None) -> Iterator[Metric]:
     if fleet.pool is not None:
-        yield from metrics.collect(fleet.pool, fleet.hosts)
+        yield from _of_pool(fleet.pool, fleet.hosts)
     if log is not None:
         from prometheus_client.core import CounterMetricFamily
 
         yield CounterMetricFamily("envkit_access_log_dropped", "Access log lines that were dropped.", log.dropped)
+
+
+def _of_pool(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
+    """Yield the metrics of a pool and of the hosts that play in its sandboxes."""
+    from prometheus_client.core import CounterMetricFamily as Counter
+    from prometheus_client.core import GaugeMetricFamily as Gauge
+
+    counts = pool.counts()
+    # Prometheus computes no rate from the first value of a series, so each one begins before the first loss or alert.
+    losses = {kind: counts.losses.get(kind, 0) for kind in CauseKind}
+    alerts = {**dict.fromkeys(_ALERTS, 0), **counts.alerts}
+    slowest = max(counts.probe_s.values(), default=0.0)
+    counted = [(host.lost, host.failed_starts, host.episodes.rebuilt, host.episodes.void) for host in hosts]
+    lost, failed, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
+    waits = sum(host.waiting for host in hosts)
+    yield by_label(Gauge("envkit_sandboxes", "Existing sandboxes, by state.", labels=["state"]), counts.states)
+    queued = Gauge("envkit_sandboxes_waiting", "Queued sandbox requests, by tenant.", labels=["tenant"])
+    yield by_label(queued, counts.waiting)
+    yield Gauge("envkit_sandboxes_warm", "Warm sandboxes: ready and not leased.", counts.warm)
+    yield Gauge("envkit_sandboxes_wanted", "Sandboxes to add; below 0: to remove.", pool.wanted())
+    yield Gauge("envkit_probe_seconds_max", "Slowest of the latest probes, one per sandbox.", slowest)
+    yield Counter("envkit_sandbox_starts", "Sandbox starts.", counts.starts)
+    yield Counter("envkit_sandbox_failed_starts", "Failed starts, except for invalid requests.", counts.failed_starts)
+    yield Counter("envkit_warm_sandboxes_replaced", "Warm sandboxes that were replaced.", counts.restarts)
+    yield Counter("envkit_sandboxes_finished", "Sandboxes whose command exited.", counts.finished)
+    yield by_label(Counter("envkit_sandboxes_lost", "Lost sandboxes, by cause.", labels=["cause"]), losses)
+    yield by_label(Counter("envkit_alerts", "Alerts, by kind.", labels=["kind"]), alerts)
+    yield Counter("envkit_env_sandboxes_lost", "Lost sandboxes that served environments.", lost)
+    yield Counter("envkit_env_sandbox_failed_starts", "Sandboxes lost before they served environments.", failed)
+    yield Counter("envkit_episodes_rebuilt", "Episodes rebuilt in another sandbox.", rebuilt)
+    yield Counter("envkit_episodes_void", "Episodes lost with their sandbox.", void)
+    yield Gauge("envkit_env_sandboxes_waiting", "Environment sandboxes waiting for a restart.", waits)
 
 
 def _tokens(config: ServeConfig) -> TokenStore:

@@ -90,9 +90,7 @@ async def serve_node(
     if config.backend in ("nodes", "none"):
         raise UsageError(f"backend: a node has sandboxes of its own, so it cannot be {config.backend}; leave it out")
     listen = config.listen
-    certificate = None if listen.certificate is None else Path(listen.certificate)
-    key = None if listen.key is None else Path(listen.key)
-    require_address(listen.host, listen.port, listen.socket, certificate, key)
+    require_address(**listen.address)
     given = os.environ.get(TOKEN_VARIABLE) if token_file is None else read_token(token_file, announce)
     own = secrets.token_urlsafe(32) if join is not None else given
     if own is None and listen.socket is None and not is_loopback(listen.host):
@@ -120,11 +118,7 @@ async def serve_node(
         most = MAX_CONNECTIONS  # its only caller is the gateway
         await serve(
             AuthMiddleware(app, tokens, max_sockets=most, max_requests=most, errors=app.errors),
-            host=listen.host,
-            port=listen.port,
-            uds=None if listen.socket is None else str(listen.socket),
-            certificate=certificate,
-            key=key,
+            **listen.address,
             on_ready=ready,
             drain_s=_DRAIN_S,
             byte_streams=True,

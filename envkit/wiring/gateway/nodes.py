@@ -72,15 +72,14 @@ async def open_machine(config: ServeConfig) -> AsyncIterator[Machine]:
     backend, what, why, _ = await choose(config.backend, image=image, may_be_process=True)
     async with backend:
         found = await clock.to_thread(machine.this_machine)
+        kind: Kind = "process" if isinstance(backend, ProcessBackend) else "local"
         # Ask Docker for the memory, because its daemon may run on another machine.
         if isinstance(backend, DockerBackend):
+            kind = "docker"
             if why_not := await docker.why_unavailable(image):
                 raise UsageError(f"envs.image: {why_not}")
             found = replace(found, memory_mib=backend.machine_memory_mib)
         limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
-        kind: Kind = "process" if isinstance(backend, ProcessBackend) else "local"
-        if isinstance(backend, DockerBackend):
-            kind = "docker"
         yield Machine(Node(HERE, backend, machine.with_defaults(limits, found)), kind, what + why, backend.disks)
 
 

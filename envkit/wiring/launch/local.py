@@ -1,18 +1,20 @@
-"""The launcher for this machine: a process in a session of its own, which leaves nothing behind."""
+"""The launchers for this machine, where a process in a session of its own leaves nothing behind, and for a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 
@@ -31,6 +33,13 @@ _GPU = re.compile(r"nvidia\d+")
 LAST_WORDS = "envkit: "
 """Beginning of the line in which a relay of envkit says why it ended."""
 _LAST_WORDS = re.compile(rf"^(?:{LAST_WORDS}|srun: error: )(.{{1,300}})", re.M)
+
+_PORTS = range(20_000, 30_000)
+"""Ports of servers on other nodes: neither Ray's workers nor the kernel's outgoing connections use them by default."""
+
+Relay: TypeAlias = Callable[[Sequence[str], Mapping[str, str], Place, Node], tuple[Sequence[str], Mapping[str, str]]]
+"""Returns a program, and variables for it, that runs another one on a node, and stands for it here: output, exit code,
+and end. It gets the arguments of `Launcher.start`, and the node."""
 
 
 class LocalProcess:
@@ -56,11 +65,9 @@ class LocalProcess:
 
     @property
     def returncode(self) -> int | None:
-        """See `envkit.protocols.Process.returncode`."""
         return self._process.returncode
 
     async def wait(self) -> str:
-        """See `envkit.protocols.Process.wait`."""
         await self._ended.wait()
         with anyio.CancelScope(shield=True):
             await self._clear(TERM_S)
@@ -102,7 +109,6 @@ class LocalLauncher:
         self.nodes = (this_node(),)
 
     async def endpoint(self, node: str, port: int | None = None) -> tuple[str, int]:
-        """See `envkit.protocols.Launcher.endpoint`."""
         find(self.nodes, node)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -113,12 +119,34 @@ class LocalLauncher:
             return LOOPBACK, int(probe.getsockname()[1])
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], *, place: Place, name: str) -> LocalProcess:
-        """See `envkit.protocols.Launcher.start`."""
         node = find(self.nodes, place.node)
         gpus = (
             {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus[index] for index in place.gpus)}
         )
         return start(argv, {**env, **gpus}, name=name)
+
+
+class RelayLauncher:
+    """Starts processes on this node directly, and on others by relays. It implements `envkit.protocols.Launcher`."""
+
+    def __init__(self, others: Sequence[Node], relay: Relay) -> None:
+        self._local = LocalLauncher()
+        self._relay = relay
+        self.nodes = (*self._local.nodes, *others)
+
+    async def endpoint(self, node: str, port: int | None = None) -> tuple[str, int]:
+        """See `envkit.protocols.Launcher.endpoint`. A port on another node is drawn, and not checked."""
+        if node == THIS_NODE:
+            return await self._local.endpoint(node, port)
+        return find(self.nodes, node).address, port or _PORTS[secrets.randbelow(len(_PORTS))]
+
+    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, place: Place, name: str) -> LocalProcess:
+        """See `envkit.protocols.Launcher.start`. The GPUs on another node are as many, chosen by the cluster."""
+        if place.node == THIS_NODE:
+            return await self._local.start(argv, env, place=place, name=name)
+        node = find(self.nodes, place.node)
+        words, variables = self._relay(argv, env, place, node)
+        return start(words, variables, name=name)
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], *, name: str) -> LocalProcess:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from envkit.config import RunConfig
 from envkit.config.parts import BuiltInSandboxSection, VllmEngineSection
-from envkit.config.placement import PlacementSection, read_gpus
+from envkit.config.training import PlacementSection, read_gpus
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.engines.vllm.launch import find_python, is_built_for_cpus
 from envkit.types import Node, Place

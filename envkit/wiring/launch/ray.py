@@ -14,7 +14,7 @@ from envkit.installation import why_missing
 from envkit.types import Node, Place
 
 from . import ray_relay
-from .relays import RelayLauncher
+from .local import RelayLauncher
 
 _CONNECT_S = 60.0
 
@@ -51,7 +51,7 @@ async def open_ray() -> RelayLauncher:
 def relay(
     argv: Sequence[str], env: Mapping[str, str], place: Place, node: Node
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Return the relay of a program on `node`; see `relays.Relay`."""
+    """Return the relay of a program on `node`; see `local.Relay`."""
     words, variables = _relay("run")
     order = {"node": node.id, "argv": list(argv), "env": dict(env), "gpus": len(place.gpus or ())}
     return words, {**variables, ray_relay.ORDER: json.dumps(order)}  # not an argument: others could read the variables

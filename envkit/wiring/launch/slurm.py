@@ -13,7 +13,7 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.types import Node, Place
 
-from .relays import RelayLauncher
+from .local import RelayLauncher
 
 _START_S = 60
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -69,7 +69,7 @@ def other_nodes(variables: Mapping[str, str], hosts: Sequence[str], resolve: Cal
 def relay(
     argv: Sequence[str], env: Mapping[str, str], place: Place, node: Node
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Return the relay of a program on `node`; see `relays.Relay`. SIGTERM ends the step.
+    """Return the relay of a program on `node`; see `local.Relay`. SIGTERM ends the step.
 
     If srun itself gets SIGKILL, the step goes on until its allocation ends.
     """

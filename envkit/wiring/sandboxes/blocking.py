@@ -146,12 +146,7 @@ async def open_sandbox_async(backend: BackendKind = "auto", **options: Any) -> A
     One task may enter this context manager and another may exit it: for example, ``reset`` may enter it into an
     ``AsyncExitStack`` that ``close`` closes.
 
-    Args:
-        backend: As in `open_sandbox`.
-        options: As in `open_sandbox`.
-
-    Raises:
-        UsageError, SandboxStartError: As in `open_sandbox`.
+    The arguments and errors are those of `open_sandbox`.
     """
     spec = spec_of(options)
     async with opened(backend) as starter, running(starter, spec) as sandbox:
@@ -314,11 +309,9 @@ class BlockingShell:
 
 
 def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncContextManager[T]) -> T:
-    """Enter `context` in the event loop of `portal`, and exit it when `resources` closes.
+    """Enter `context` in the event loop of `portal`, and exit it, in the same task, when `resources` closes.
 
     Ctrl-C stops waiting for `context` to be entered.
-
-    The same task enters and exits `context`, because `context` may contain a task group.
     """
     entered: Future[T] = Future()
     closing = portal.call(anyio.Event)

@@ -28,9 +28,8 @@ from envkit.wiring import data, environments
 from envkit.wiring.contexts import SandboxContext, open_part
 from envkit.wiring.environments import Resources
 from envkit.wiring.judge import open_judge
-from envkit.wiring.sandboxes.backends import choose
+from envkit.wiring.sandboxes.backends import choose, open_tool_pool
 from envkit.wiring.sandboxes.run_nodes import RunNodes
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 _SOCKET = "env.sock"
 _HEARTBEAT = "env.heartbeat"
@@ -177,8 +176,9 @@ async def _tool_host(
 
 
 def liveness_times(section: LivenessSection) -> LivenessTimes:
-    """Return when a sandbox is suspected and when it is lost."""
-    return LivenessTimes(section.interval_s, section.suspect_s, section.lost_s)
+    """Return when a sandbox is probed, suspected and lost."""
+    interval_s = section.lost_s / 4
+    return LivenessTimes(interval_s, 1.5 * interval_s, section.lost_s)
 
 
 @asynccontextmanager

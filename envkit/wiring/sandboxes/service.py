@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import JSON, SandboxSpec
+from envkit.types import JSON
 from envkit.wiring.sandboxes.backends import BackendKind
 from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running, spec_of
 
@@ -59,10 +59,22 @@ class SandboxService:
                 "--upload: with --detach the program would start before the upload; leave the program out here, and "
                 "run it with envkit sandbox exec"
             )
-        async with self._detached(spec_of({**options, "command": program})) as sandbox:
+        spec = spec_of({**options, "command": program})
+        async with AsyncExitStack() as parts, AsyncExitStack() as undo:
+            sandbox: AnySandbox
+            if self.url is not None:
+                client = await parts.enter_async_context(self.client())
+                sandbox = client.get(f"sandbox-{uuid.uuid4().hex[:12]}")
+                undo.push_async_callback(sandbox.stop)
+                await client.create(sandbox.id, replace(spec, detached=False))
+            else:
+                backend = await parts.enter_async_context(opened(self.kind))
+                sandbox = await backend.start(spec)
+                undo.push_async_callback(sandbox.stop)
             for source, name in uploads:
                 await sandbox.upload(source, name)
             report_id(sandbox.id)
+            undo.pop_all()
 
     async def remove(self, ids: Sequence[str]) -> None:
         """Stop detached sandboxes and delete their files. If one cannot be stopped, the others are still stopped.
@@ -117,21 +129,6 @@ class SandboxService:
                 yield sandbox
 
     @asynccontextmanager
-    async def _detached(self, spec: SandboxSpec) -> AsyncIterator[AnySandbox]:
-        """Start a detached sandbox. It outlives the ``async with`` block, unless the block raises."""
-        if self.url is not None:
-            async with self.client() as client:
-                remote = client.get(f"sandbox-{uuid.uuid4().hex[:12]}")
-                async with _stopped_on_error(remote):
-                    await client.create(remote.id, replace(spec, detached=False))
-                    yield remote
-        else:
-            async with opened(self.kind) as backend:
-                local = await backend.start(spec)
-                async with _stopped_on_error(local):
-                    yield local
-
-    @asynccontextmanager
     async def attached(self, id: str) -> AsyncIterator[AnySandbox]:
         """Connect to a detached sandbox for the duration of an ``async with`` block."""
         if self.url is not None:
@@ -141,15 +138,6 @@ class SandboxService:
         else:
             async with _backend_of(id) as backend:
                 yield await backend.attach(id)
-
-
-@asynccontextmanager
-async def _stopped_on_error(sandbox: AnySandbox) -> AsyncIterator[None]:
-    try:
-        yield
-    except BaseException:
-        await sandbox.stop()
-        raise
 
 
 @asynccontextmanager
@@ -165,8 +153,8 @@ class DetachedSandbox(NamedTuple):
 
     id: str
     stats: Mapping[str, JSON]
-    problem: str = ""
-    of_server: bool = False
+    problem: str
+    of_server: bool
 
 
 async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
@@ -191,19 +179,17 @@ async def _has_docker(warn: Callable[[str], None]) -> bool:
 
 
 async def _detached(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
-    own = await backend.list_detached("")
-    listed = await backend.list_detached() if with_servers else own
-    return [await _inspect(backend, sandbox_id, of_server=sandbox_id not in own) for sandbox_id in sorted(listed)]
-
-
-async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, *, of_server: bool) -> DetachedSandbox:
-    try:
-        sandbox = await backend.attach(sandbox_id, as_observer=True)
-        stats = await sandbox.stats()
-        await sandbox.release()
-    except EnvkitError as error:
-        return DetachedSandbox(sandbox_id, {}, str(error), of_server)
-    return DetachedSandbox(sandbox_id, stats, of_server=of_server)
+    own, found = await backend.list_detached(""), []
+    for id in sorted(await backend.list_detached() if with_servers else own):
+        stats, problem = dict[str, JSON](), ""
+        try:
+            sandbox = await backend.attach(id, as_observer=True)
+            stats = await sandbox.stats()
+            await sandbox.release()
+        except EnvkitError as error:
+            problem = str(error)
+        found.append(DetachedSandbox(id, stats, problem, id not in own))
+    return found
 
 
 async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:

@@ -96,7 +96,12 @@ async def open_player(
         raise UsageError("agent: an agent calls a model with a chat template; name one with engine.model")
     proxy = AgentProxy()
     async with _served(proxy) as address:
-        playing = _agent_of(section, proxy, address)
+        playing: Agent
+        if section.function:
+            playing = FunctionAgent(function_of(section.function), proxy, address)
+        else:
+            inside = partial(_inside, address=address) if section.place == "sandbox" else None
+            playing = ProgramAgent(section.command, section.env, proxy, address, inside)
         async with clock.background_tasks() as tasks:
             selects, stable = _selects(section), _without(section.ignore)
             player = AgentPlayer(playing, engine, renderer, limits, tasks, selects, stable)
@@ -139,13 +144,6 @@ def check_agent(section: AgentSection, renderer: RendererSection) -> list[str]:
             except re.error as error:
                 problems.append(f"agent.{name}: {pattern!r} is no regular expression: {error}")
     return problems
-
-
-def _agent_of(section: AgentSection, proxy: AgentProxy, address: str) -> Agent:
-    if section.function:
-        return FunctionAgent(function_of(section.function), proxy, address)
-    inside = partial(_inside, address=address) if section.place == "sandbox" else None
-    return ProgramAgent(section.command, section.env, proxy, address, inside)
 
 
 def _selects(section: AgentSection) -> Callable[[ModelRequest], bool]:

@@ -87,35 +87,26 @@ async def check_docker(run: RunConfig) -> list[str]:
 
 def unverified(run: RunConfig) -> list[str]:
     """Return warnings: a model that would be downloaded, a high learning rate."""
-    trainer, rate = run.trainer, None
-    if (
-        isinstance(trainer, TorchTrainerSection)
-        and "learning_rate" in trainer.model_fields_set
-        and policy_kind(run) == "pretrained"
-    ):
-        rate = trainer.learning_rate
     keys = {section.judge: f"{key}.judge" for key, section in zip(keys_of(run), run.envs, strict=True)}
-    judge = [] if run.served_judge is None else _uncached_model(run.served_judge, keys[run.served_judge])
-    return [*_uncached_model(run.engine.model), *judge, *_high_learning_rate(rate, has_lora=_has_lora(run))]
+    named = [("engine.model", run.engine.model), (keys.get(run.served_judge, ""), run.served_judge)]
+    lines = [
+        f"{key}: {name} is not in the hub's cache on this machine, so training would download it; "
+        "check did not ask the hub whether the model exists"
+        for key, name in named
+        if name is not None and name not in CATALOGUE and not is_path(name) and not is_cached(name)
+    ]
+    trainer = run.trainer
+    if isinstance(trainer, TorchTrainerSection) and policy_kind(run) == "pretrained":
+        rate = trainer.learning_rate if "learning_rate" in trainer.model_fields_set else None
+        highest, usual = (_HIGHEST_LORA_RATE, "2e-5 with LoRA") if _has_lora(run) else (_HIGHEST_RATE, "1e-6")
+        if rate is not None and rate > highest:
+            line = f"trainer.learning_rate: {rate:g} is above {highest:g}, which can destroy a pretrained model; "
+            lines.append(f"{line}about {usual} is usual")
+    return lines
 
 
 def _has_lora(run: RunConfig) -> bool:
     return getattr(run.trainer, "lora", None) is not None or default_lora(run) is not None
-
-
-def _high_learning_rate(rate: float | None, *, has_lora: bool) -> list[str]:
-    highest, usual = (_HIGHEST_LORA_RATE, "2e-5 with LoRA") if has_lora else (_HIGHEST_RATE, "1e-6")
-    if rate is None or rate <= highest:
-        return []
-    line = f"trainer.learning_rate: {rate:g} is above {highest:g}, which can destroy a pretrained model; "
-    return [f"{line}about {usual} is usual"]
-
-
-def _uncached_model(name: str | None, key: str = "engine.model") -> list[str]:
-    if name is None or name in CATALOGUE or is_path(name) or is_cached(name):
-        return []
-    line = f"{key}: {name} is not in the hub's cache on this machine, so training would download it; "
-    return [f"{line}check did not ask the hub whether the model exists"]
 
 
 def _packages(run: RunConfig) -> Iterator[str]:

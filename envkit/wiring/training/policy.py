@@ -19,7 +19,7 @@ from envkit.errors import UsageError
 from envkit.protocols import Launcher, PhasedTrainer, PolicyEngine, Renderer, Trainer
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext, open_part
-from envkit.wiring.launch.cluster import open_launcher
+from envkit.wiring.launch import open_launcher
 from envkit.wiring.launch.local import LocalLauncher
 from envkit.wiring.launch.placement import DeviceMap, place_run
 from envkit.wiring.training.models import locate
@@ -30,13 +30,7 @@ from envkit.wiring.training.resolve import policy_kind
 class Policy:
     """The parts of a training run that hold or read the policy.
 
-    Attributes:
-        engine: Samples completions.
-        trainer: Updates the weights.
-        renderer: Turns text into tokens and back.
-        description: One line that describes the policy.
-        launcher: Starts the processes of the run.
-        placed: Where they are.
+    `description` is one line, `launcher` starts the processes of the run, and `placed` says where they are.
     """
 
     engine: PolicyEngine

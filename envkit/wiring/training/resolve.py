@@ -29,8 +29,7 @@ from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.run_folder.record import SCHEDULE
 from envkit.trainer_bridge.scheduler.cursor import Schedule, read_schedule
 from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
-from envkit.types import Task
-from envkit.wiring import environments, tasks
+from envkit.wiring import environments
 from envkit.wiring.contexts import PolicyKind
 from envkit.wiring.environments import refuse_foreign
 from envkit.wiring.training import models
@@ -93,7 +92,7 @@ def resolve(run: RunConfig) -> RunConfig:
     turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else TURN_TOKENS)
     max_tokens = run.rollout.max_tokens
     if "max_tokens" not in run.rollout.model_fields_set and not tiny:
-        max_tokens = min(max_tokens, _positions(run.engine.model) or max_tokens)
+        max_tokens = min(max_tokens, _known(models.positions_of, run) or max_tokens)
     trainer, engine = run.trainer, run.engine
     if isinstance(trainer, TorchTrainerSection):
         lora = default_lora(run)
@@ -121,11 +120,6 @@ def resolve(run: RunConfig) -> RunConfig:
     return run.model_copy(update=changed)
 
 
-def _positions(name: str | None) -> int | None:
-    """Return `models.positions_of` a model; None for a name that is not valid, which the checks report."""
-    return None if name is None else _known(models.positions_of, name)
-
-
 def default_lora(run: RunConfig) -> LoraSection | None:
     """Return the adapter that a run trains because its model is large and the file does not set `trainer.lora`."""
     is_open = isinstance(run.trainer, TorchTrainerSection) and "lora" not in run.trainer.model_fields_set
@@ -134,15 +128,15 @@ def default_lora(run: RunConfig) -> LoraSection | None:
 
 def parameters(run: RunConfig) -> int | None:
     """Return about how many parameters the model of a run has; None if it is not known."""
-    return None if run.engine.model is None else _known(models.parameters_of, run.engine.model)
+    return _known(models.parameters_of, run)
 
 
-def _known(find: Callable[[str], int | None], name: str) -> int | None:
-    """Return what `find` returns for a model; None for a name that is not valid, which the checks report."""
+def _known(find: Callable[[str], int | None], run: RunConfig) -> int | None:
+    """Return what `find` returns for the model; None for a name that is not valid, which the checks report."""
     from huggingface_hub.errors import HFValidationError  # imported late, because the import is slow
 
     try:
-        return find(name)
+        return None if run.engine.model is None else find(run.engine.model)
     except (HFValidationError, UsageError):
         return None
 
@@ -327,8 +321,3 @@ def parts_of(run: RunConfig, total: int) -> list[int]:
     bounds = list(accumulate((section.weight for section in run.envs), initial=0.0))
     ends = [round(total * bound / bounds[-1]) for bound in bounds]
     return [end - first for first, end in pairwise(ends)]
-
-
-def task_in(section: EnvSection, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
-    """Return the task with index `number` of a split of one environment: in every process the same one."""
-    return tasks.task(spec, section.options, split, seed, number)

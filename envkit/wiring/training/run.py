@@ -36,11 +36,11 @@ from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON, PauseMode, stable_hash
 from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
+from envkit.wiring.contexts import TrackerContext, open_part
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
 from envkit.wiring.sandboxes.run_nodes import run_nodes
 from envkit.wiring.training.agents import open_player, views_of
 from envkit.wiring.training.checks import check, check_docker
-from envkit.wiring.training.kinds.built_in import open_trackers
 from envkit.wiring.training.kinds.vllm import judge_server
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, open_policy
@@ -57,7 +57,6 @@ from envkit.wiring.training.resolve import (
     replay_of,
     resolve,
     specs_of,
-    task_in,
 )
 from envkit.wiring.training.sources import open_source
 
@@ -204,7 +203,10 @@ class _Run:
             record = RunRecord.resume(self.folder, text, step=step, is_evaluated=is_evaluated, complete=config.complete)
             first_step = step + 1
         self.record = opened.enter_context(closing(record))
-        await open_trackers(parts, self.run, record, first_step=first_step)
+        content = self.run.model_dump(mode="json")
+        for section in self.run.tracking.to:
+            context = TrackerContext(section=section, folder=record.folder, first_step=first_step, config=content)
+            record.add(await open_part(parts, "trackers", section.kind, context))
         return record
 
     def _imitation(self, policy: Policy, slots: SlotHost) -> Imitation | None:
@@ -217,7 +219,9 @@ class _Run:
         rollout = Rollout(slots, PolicyPlayer(policy.engine, policy.renderer, limits), limits, run.num_envs)
         parts = zip(run.envs, self.specs, parts_of(run, section.check_episodes or 0), strict=True)
         tasks = [
-            task_in(env, spec, "validation", seed, number) for env, spec, count in parts for number in range(count)
+            task_sets.task(spec, env.options, "validation", seed, number)
+            for env, spec, count in parts
+            for number in range(count)
         ]
 
         async def greedy() -> float:
@@ -323,7 +327,7 @@ class _Run:
             limits,
             run.num_envs,
             pace_of(run),
-            lambda env, number: task_in(run.envs[env], self.specs[env], "train", run.seed, number),
+            lambda env, number: task_sets.task(self.specs[env], run.envs[env].options, "train", run.seed, number),
             weights=[one.weight for one in run.envs],
             version=state.step,
             state=state.schedule,

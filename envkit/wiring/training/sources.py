@@ -22,7 +22,8 @@ from envkit.trainer_bridge.sources.lessons import LessonBook
 from envkit.trainer_bridge.sources.source import Source
 from envkit.types import Sample, Task, stable_hash
 from envkit.wiring import environments
-from envkit.wiring.training.resolve import filled, limits_of, parts_of, policy_kind, task_in
+from envkit.wiring import tasks as task_sets
+from envkit.wiring.training.resolve import filled, limits_of, parts_of, policy_kind
 
 _PART = 64
 """Number of episodes to prepare between two updates of the display."""
@@ -113,7 +114,7 @@ class _Demonstrations:
         """Divide `total` by weight. Yield for each environment its index, its part of `total`, and its tasks."""
         parts = zip(self._run.envs, self._specs, parts_of(self._run, total), strict=True)
         for index, (section, spec, part) in enumerate(parts):
-            yield index, part, map(partial(task_in, section, spec, "train", seed), count())
+            yield index, part, map(partial(task_sets.task, spec, section.options, "train", seed), count())
 
     async def _lessons(self, seed: int) -> list[Lesson]:
         section, display = self._run.imitation, self._display

@@ -1,9 +1,11 @@
-"""The built-in parts that need torch: tiny policies, the engine ``transformers`` and the trainer ``torch_local``."""
+"""The built-in parts that need torch: tiny policies, the renderer, and the engine and trainer of this process."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,24 @@ import transformers
 from huggingface_hub import HfApi
 
 from envkit.config import RunConfig
-from envkit.config.parts import TorchTrainerSection, TransformersEngineSection
+from envkit.config.parts import AutoRendererSection, TorchTrainerSection, TransformersEngineSection
 from envkit.errors import EnvkitError, UsageError
+from envkit.protocols import Renderer
 from envkit.runs.files import writing
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.models.conversion import silence_transformers
 from envkit.trainer_bridge.models.saved_policy import base_of
 from envkit.trainer_bridge.models.tiny_policy import make_policy
+from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter, merge_adapter
 from envkit.types import Observation, Place
 from envkit.wiring.contexts import EngineContext, Model, PolicyKind, RendererContext, TrainerContext
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.renderer import open_renderer
 from envkit.wiring.training.resolve import filled, limits_of
 from envkit.wiring.training.vocabulary import collect_texts
+
+_log = logging.getLogger(__name__)
 
 _HUB_TIMEOUT_S = 10.0
 """Timeout of the request that asks the hub whether it has a model."""
@@ -70,6 +75,54 @@ def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: 
             f"the answer to it; use at least {needed}"
         )
     return model
+
+
+def open_renderer(context: RendererContext) -> Renderer:
+    """Return a renderer with the model's chat template, or one with ``<answer>`` tags if the model has no template.
+
+    The model's generation config may add stop tokens. Raises `UsageError` if the settings do not fit the model.
+    """
+    section, model = context.section, context.model
+    assert isinstance(section, AutoRendererSection)
+    if model is None:
+        raise UsageError("renderer.kind: auto needs the tokenizer of a model; name a model, or another renderer")
+    tokenizer, path = model.tokenizer, model.path
+    history = None if section.history == "all" else section.history
+    if tokenizer.chat_template:
+        renderer = ChatRenderer(
+            tokenizer,
+            system=section.system,
+            template=section.template,
+            thinking=section.thinking,
+            history=history,
+            eos_ids=_eos_ids(tokenizer, path),
+        )
+        if renderer.reads_clock:
+            _warn_of_clock(path)
+        return renderer
+    if section.needing_template:
+        setting = section.needing_template[0].removeprefix("renderer.")
+        raise UsageError(f"{path} has no chat template, which the setting {setting!r} needs; leave the setting out")
+    return PlainRenderer(tokenizer, history=history, eos_ids=_eos_ids(tokenizer, path))
+
+
+@cache  # once for each model
+def _warn_of_clock(path: str) -> None:
+    _log.warning(
+        "%s: the chat template reads the clock (strftime_now), so prompts and results depend on the day; if the "
+        "template takes the date as an argument, set it in renderer.template, such as {date_string: 26 Jul 2024}",
+        path,
+    )
+
+
+def _eos_ids(tokenizer: Any, path: str) -> tuple[int, ...]:
+    """Return the stop tokens of the generation config, if the model has this file, and of the tokenizer."""
+    try:
+        eos = transformers.GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
+    except OSError:
+        eos = None
+    found = eos if isinstance(eos, (list, tuple)) else [eos]
+    return tuple(dict.fromkeys(int(token) for token in (*found, tokenizer.eos_token_id) if token is not None))
 
 
 def open_transformers(context: EngineContext) -> TransformersEngine:

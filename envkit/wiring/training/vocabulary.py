@@ -18,7 +18,8 @@ from envkit.trainer_bridge.rollout.players import Chooser
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.types import Observation, Reset, RolloutRequest, StopReason
 from envkit.wiring import environments
-from envkit.wiring.training.resolve import specs_of, task_in
+from envkit.wiring import tasks as task_sets
+from envkit.wiring.training.resolve import specs_of
 
 _VOCABULARY_EPISODES = 64
 """Number of randomly played episodes from which the vocabulary of a tiny policy is built."""
@@ -56,7 +57,7 @@ async def _collect_section(section: EnvSection, spec: EnvSpec, seed: int, player
         texts.observations.extend(words)
         texts.moves.update(word for word in words if word.isdecimal())
     count = _VOCABULARY_EPISODES if spec.vocabulary is None else _EPISODES_BESIDE_VOCABULARY
-    tasks = [task_in(section, spec, "train", seed, number) for number in range(count)]
+    tasks = [task_sets.task(spec, section.options, "train", seed, number) for number in range(count)]
     async with environments.slots(1, section.options) as host:
         result = await Rollout(host, player, _ANY_LENGTH, 1).groups(tasks, phase="vocabulary", seed=seed)
     for played in result.trajectories:

@@ -139,7 +139,7 @@ class Gateway:
             copy = Path(folder) / self.ledger.name
             await clock.to_thread(self._copy_ledger, copy)
             async with LeaseLedger(copy) as ledger:
-                found = ledger.get(key(session_id))
+                found = ledger.records.get(key(session_id))
         return None if found is None else found.sandbox_id
 
     def _copy_ledger(self, copy: Path) -> None:

@@ -18,7 +18,7 @@ from envkit.environments.code.tasks import Case, Problem, draw_problem
 from envkit.environments.tasks import Cheat
 from envkit.types import SandboxSpec
 from envkit.wiring.environments import find
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 from envkit_cheats import code
 
 

@@ -18,7 +18,7 @@ from envkit.environments.swe.runs import REPO, run_tests, spec_of
 from envkit.environments.swe.tasks import read_folder
 from envkit.errors import UsageError
 from envkit.wiring.data import folder_of
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 
 
 def edit(function: str, operator: str = "off_by_one", start: int = 0) -> Edit:

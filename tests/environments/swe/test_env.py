@@ -21,7 +21,7 @@ from envkit.environments.swe.runs import REPO, spec_of
 from envkit.environments.tools import write_call
 from envkit.errors import OptionError, UsageError
 from envkit.types import JSON
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 
 from .tiny import CORE, FIX, task, task_folder
 

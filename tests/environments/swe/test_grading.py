@@ -24,7 +24,7 @@ from envkit.environments.swe.tasks import SweTask
 from envkit.errors import UsageError
 from envkit.protocols import SandboxPool
 from envkit.types import ExecResult, SandboxSpec
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 from envkit_cheats.swe import CHEATS
 from tests.environments.tools.pools import pool_of
 from tests.sandbox.fake.backend import Command, Fate

@@ -11,7 +11,7 @@ from envkit.environments.tasks.env import TaskEnv
 from envkit.environments.tasks.task import SandboxTask
 from envkit.errors import UsageError
 from envkit.types import Options, SandboxSpec
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 
 
 class _Task(SandboxTask[None]):

@@ -11,7 +11,7 @@ from envkit.http.client.sandbox_client import SandboxClient
 from envkit.protocols import Sandbox
 from envkit.sandbox.docker.images import OFFLINE_BASE
 from envkit.types import SandboxSpec
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 from tests.http.envs import serving, slots
 
 SPEC = SandboxSpec(memory_mib=256, pids=64, disk_mib=64)

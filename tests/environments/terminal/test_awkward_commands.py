@@ -19,7 +19,7 @@ from envkit.environments.terminal import Terminal
 from envkit.environments.terminal.formats import write_task
 from envkit.environments.tools import write_call
 from envkit.sandbox.docker.images import OFFLINE_BASE
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 
 EDITOR = r"""
 import os, termios, tty

@@ -17,7 +17,7 @@ from envkit.environments.terminal.verifier import VerifierError
 from envkit.environments.tools import write_call
 from envkit.errors import OptionError, SandboxError, SandboxRefusedError
 from envkit.types import JSON, ExecResult
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.backends import open_tool_pool
 from tests.environments.terminal.formats.folders import harbor
 from tests.environments.tools.pools import pool_of
 from tests.sandbox.fake.backend import Fate

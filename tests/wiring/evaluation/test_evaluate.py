@@ -23,7 +23,6 @@ from envkit.types import EpisodeRecord, Observation, Task
 from envkit.wiring import environments, tasks
 from envkit.wiring.evaluation.evaluate import evaluate
 from envkit.wiring.evaluation.policies import find_policy
-from envkit.wiring.training import resolve
 
 
 def evaluated(env_id: str, policy: str, **settings: Any) -> Evaluation:
@@ -44,7 +43,7 @@ def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     run = config.parse({"env": {"id": "Sokoban-v0", "options": {"size": 7}}})
     spec = environments.find("Sokoban-v0")
     (section,) = run.envs
-    expected = [resolve.task_in(section, spec, "eval", run.evaluation.seed, number) for number in range(3)]
+    expected = [tasks.task(spec, section.options, "eval", run.evaluation.seed, number) for number in range(3)]
     assert list(tasks.all_tasks(spec, {"size": 7}, "eval", run.evaluation.seed, 3)) == expected
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from envkit import config
 from envkit.config.parts import EngineSection, VllmEngineSection
-from envkit.config.placement import PlacementSection
+from envkit.config.training import PlacementSection
 from envkit.errors import ConfigError
 from envkit.types import Node, Place
 from envkit.wiring.launch.placement import Needs, device_map, place_run

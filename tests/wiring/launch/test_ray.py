@@ -22,9 +22,8 @@ from envkit.metrics import Fold
 from envkit.protocols import Judge, Process
 from envkit.runs.display import SilentDisplay
 from envkit.types import Observation, Options, Place, Reset, Step
-from envkit.wiring.launch.local import LOOPBACK
+from envkit.wiring.launch.local import LOOPBACK, RelayLauncher
 from envkit.wiring.launch.ray import open_ray
-from envkit.wiring.launch.relays import RelayLauncher
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.engines.vllm import fake_vllm
 from tests.trainer_bridge.models import write_chat

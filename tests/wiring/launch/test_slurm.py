@@ -11,7 +11,7 @@ import pytest
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.types import Node, Place
-from envkit.wiring.launch.cluster import open_launcher
+from envkit.wiring.launch import open_launcher
 from envkit.wiring.launch.slurm import other_nodes, relay
 
 ALLOCATION = {

@@ -15,7 +15,7 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
 from envkit.types import SandboxSpec
 from envkit.wiring.gateway.gateway import open_fleet
-from envkit.wiring.sandboxes import tool_pool
+from envkit.wiring.sandboxes import backends
 from envkit.wiring.sandboxes.backends import choose_for_policy
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.anyio]
@@ -33,7 +33,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_daemon(image: str | None = None) -> str | None:
         return "no Docker daemon answers"
 
-    tool_pool._warn_once.cache_clear()
+    backends._warn_once.cache_clear()
     monkeypatch.setattr(LocalBackend, "capabilities", capabilities)
     monkeypatch.setattr(docker, "why_unavailable", no_daemon)
 

@@ -14,6 +14,7 @@ from envkit import clock, config, make, register, registry
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.runs.display import SilentDisplay
+from envkit.wiring import tasks as task_sets
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
 from tests.cli.commands import called
@@ -369,7 +370,7 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     run = resolve.resolve(run_of())
     (section,), (spec,) = run.envs, resolve.specs_of(run)
     tasks = [
-        resolve.task_in(section, spec, split, seed, number)
+        task_sets.task(spec, section.options, split, seed, number)
         for split in ("train", "validation", "eval")
         for seed in (7, 8)
         for number in range(50)
@@ -377,7 +378,7 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     assert len({task.seed for task in tasks}) == len(tasks)
     assert [task.options["split"] for task in tasks[::100]] == ["train", "validation", "eval"]
     assert all(0 <= task.seed < 2**31 for task in tasks)
-    assert tasks[0] == resolve.task_in(section, spec, "train", 7, 0)
+    assert tasks[0] == task_sets.task(spec, section.options, "train", 7, 0)
     assert tasks[0].options == {"instructions": False, "split": "train"}
 
 

@@ -15,6 +15,7 @@ from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.types import JSON, Observation, Task, stable_hash
 from envkit.wiring import environments
+from envkit.wiring import tasks as task_sets
 from envkit.wiring.evaluation.contestant import FoundPolicy
 from envkit.wiring.evaluation.local_models import find_local
 from envkit.wiring.training import checks, resolve
@@ -42,7 +43,7 @@ def test_a_run_with_one_environment_has_the_tasks_of_its_seed_whatever_its_weigh
     for env in (LAKE, {**LAKE, "weight": 0.3}, [LAKE]):
         run = config.parse({"env": env})
         (section,), (spec,) = run.envs, resolve.specs_of(run)
-        tasks = [resolve.task_in(section, spec, "train", 7, number) for number in range(20)]
+        tasks = [task_sets.task(spec, section.options, "train", 7, number) for number in range(20)]
         options: dict[str, JSON] = {"size": 3, "split": "train"}
         expected = [Task("FrozenLake-v0", stable_hash(7, "train", number) >> 33, options) for number in range(20)]
         assert tasks == expected

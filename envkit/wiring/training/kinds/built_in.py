@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-
-from envkit.config import RunConfig
 from envkit.config.parts import SuccessBandSection, TopVarianceSection, ZeroVarianceSection
 from envkit.protocols import Tracker
-from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
-from envkit.wiring.contexts import TrackerContext, open_part
-
-
-async def open_trackers(parts: AsyncExitStack, run: RunConfig, record: RunRecord, *, first_step: int) -> None:
-    """Open the trackers that `tracking.to` lists, and add them to the record of the run.
-
-    `first_step` is the first train step that will be recorded: 0 for a new run.
-    """
-    for section in run.tracking.to:
-        context = TrackerContext(
-            section=section, folder=record.folder, first_step=first_step, config=run.model_dump(mode="json")
-        )
-        record.add(await open_part(parts, "trackers", section.kind, context))
+from envkit.wiring.contexts import TrackerContext
 
 
 def open_tensorboard(context: TrackerContext) -> Tracker:
