@@ -274,12 +274,7 @@ class SessionOperations:
 
         return self.sessions.start_step(caller.key(body.session_id), body.turn, body.action, finish)
 
-    def failure(
-        self,
-        error: Exception,
-        caller: Caller = EVERYBODY,
-        session_id: str | None = None,
-    ) -> CallOutcome:
+    def failure(self, error: Exception, caller: Caller = EVERYBODY, session_id: str | None = None) -> CallOutcome:
         """Convert `error` to the problem that the caller receives, and count the error.
 
         Args:

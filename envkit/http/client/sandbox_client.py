@@ -16,10 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from envkit import clock
-from envkit.errors import (
-    EnvkitError,
-    UsageError,
-)
+from envkit.errors import EnvkitError, UsageError
 from envkit.http.client.env_client import TOKEN_VARIABLE
 from envkit.http.client.outages import Outages
 from envkit.http.client.remote_sandbox import SLACK_S, RemoteSandbox

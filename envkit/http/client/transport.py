@@ -18,14 +18,7 @@ from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection
 
 from envkit import clock
-from envkit.errors import (
-    CapacityError,
-    EnvkitError,
-    RateLimitError,
-    UnreachableError,
-    UnsupportedError,
-    from_problem,
-)
+from envkit.errors import CapacityError, EnvkitError, RateLimitError, UnreachableError, UnsupportedError, from_problem
 from envkit.http.client.connect import (
     CONNECT_TIMEOUT_S,
     authorization_headers,

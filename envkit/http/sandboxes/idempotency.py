@@ -50,11 +50,7 @@ class IdempotentCalls:
     """
 
     def __init__(
-        self,
-        failure: Callable[[Exception], CallOutcome],
-        *,
-        max_count: int = MAX_COUNT,
-        max_bytes: int = MAX_BYTES,
+        self, failure: Callable[[Exception], CallOutcome], *, max_count: int = MAX_COUNT, max_bytes: int = MAX_BYTES
     ) -> None:
         self.tasks: TaskGroup | None = None
         """Runs the calls, which outlive their callers; None while the server is not running."""
