@@ -103,7 +103,7 @@ def create_app(
         policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
         sends_traces: Whether callers get the traceback of an environment's error; for servers inside sandboxes.
         model: Routes of the server's language model; None if it has none.
-        handlers: Objects whose methods handle further operations; see `envkit.http.protocol.handlers.handles`.
+        handlers: Objects whose methods handle further operations; see `envkit.http.protocol.asgi.handles`.
     """
     sessions = SessionTable(
         host,

@@ -20,15 +20,17 @@ from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol.asgi import (
     RETRY_AFTER_S,
     CallOutcome,
+    Handler,
+    HttpCall,
     Receive,
     Scope,
     Send,
+    handlers_of,
     parameters,
     read_body,
     respond_outcome,
     until_disconnect,
 )
-from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of
 from envkit.http.protocol.messages import ReadyReply, read, write
 from envkit.http.protocol.operations import NODE_FACTS, Operation
 from envkit.http.protocol.sandbox_messages import SandboxReply

@@ -14,8 +14,7 @@ from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError,
 from envkit.http.api.status_page import CHALLENGE, HEADERS, LINKS, Overview, page
 from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller
 from envkit.http.protocol import operations as table
-from envkit.http.protocol.asgi import CallOutcome, respond
-from envkit.http.protocol.handlers import HttpCall, handles, handles_http
+from envkit.http.protocol.asgi import CallOutcome, HttpCall, handles, handles_http, respond
 from envkit.http.protocol.messages import (
     MAX_REQUEST_BYTES,
     PROTOCOL,

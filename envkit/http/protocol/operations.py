@@ -2,7 +2,7 @@
 
 From this table, the server makes its WebSocket methods, its HTTP routes, its checks of token scopes and the OpenAPI
 document. The clients use the table to make calls, and ``docs/http-api.md`` lists it. A handler on the server is bound
-to its operation with `envkit.http.protocol.handlers.handles`.
+to its operation with `envkit.http.protocol.asgi.handles`.
 
 Over the WebSocket, a request is sent as JSON, as the parameters of a frame. Over HTTP, its fields are divided:
 

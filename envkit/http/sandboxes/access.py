@@ -19,7 +19,7 @@ from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.handlers import handles
+from envkit.http.protocol.asgi import handles
 from envkit.http.protocol.messages import DoneReply
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import SandboxView, TenantKey

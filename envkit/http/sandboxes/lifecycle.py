@@ -17,7 +17,7 @@ from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.handlers import handles
+from envkit.http.protocol.asgi import handles
 from envkit.http.protocol.messages import DoneReply, NoBody, write
 from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SLACK_S, SandboxAccess, within
 from envkit.http.sandboxes.idempotency import IdempotentCalls

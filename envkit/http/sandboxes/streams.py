@@ -27,8 +27,7 @@ from envkit.errors import EnvkitError
 from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, parameters, respond_outcome
-from envkit.http.protocol.handlers import HttpCall
+from envkit.http.protocol.asgi import CallOutcome, HttpCall, Receive, Scope, Send, parameters, respond_outcome
 from envkit.http.protocol.messages import Problem, read, write
 from envkit.http.protocol.operations import Operation
 from envkit.http.sandboxes.access import SandboxAccess
