@@ -13,12 +13,11 @@ from urllib.parse import urlsplit
 
 import anyio
 import httpx
-import msgspec
 from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection
 
 from envkit import clock
-from envkit.errors import CapacityError, EnvkitError, RateLimitError, UnreachableError, UnsupportedError, from_problem
+from envkit.errors import CapacityError, RateLimitError, UnreachableError, UnsupportedError
 from envkit.http.client.connect import (
     CONNECT_TIMEOUT_S,
     authorization_headers,
@@ -26,7 +25,7 @@ from envkit.http.client.connect import (
     trusted_context,
     url_connector,
 )
-from envkit.http.client.connection import SharedWebSocket, connect_once
+from envkit.http.client.connection import SharedWebSocket, connect_once, refusal
 from envkit.http.client.outages import Outages
 from envkit.http.protocol.operations import KEY_HEADER, Operation, Q, R
 from envkit.http.sandboxes.transfers import FolderTransport
@@ -39,8 +38,6 @@ _RETRY_S = 60.0
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 1.0
 """Backoff: seconds before the first of these retries, and the maximum before a later one."""
-
-_PROBLEM = msgspec.json.Decoder(dict[str, Any])
 
 T = TypeVar("T")
 
@@ -166,13 +163,7 @@ class SandboxTransport:
                 client.stream(verb, url, content=content, headers=headers) as response,
             ):
                 if not response.is_success:
-                    raise self._refusal(response.status_code, await response.aread())
+                    raise refusal(response.status_code, await response.aread(), self.address)
                 yield response
         except httpx.RequestError as error:
             raise UnreachableError(f"{self.address}: {str(error) or type(error).__name__}") from None
-
-    def _refusal(self, status: int, content: bytes) -> EnvkitError:
-        try:
-            return from_problem(_PROBLEM.decode(content))
-        except (ValueError, RecursionError):
-            return UnreachableError(f"{self.address}: status {status}; check that an envkit server runs there")

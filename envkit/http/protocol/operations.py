@@ -212,7 +212,7 @@ LOG = Operation("sandbox.log", wire.SandboxFrame, wire.LogReply, SANDBOX, f"GET 
 STATS = Operation("sandbox.stats", wire.SandboxFrame, wire.StatsReply, SANDBOX, f"GET {_ONE}/stats")
 STOP = Operation("sandbox.stop", wire.SandboxFrame, messages.DoneReply, SANDBOX, f"DELETE {_ONE}")
 CANCEL = Operation("sandbox.cancel", wire.CancelFrame, messages.DoneReply, SANDBOX)
-PROGRAM = Operation("sandbox.program", wire.ProgramQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/program")
+PROGRAM = Operation("sandbox.program", wire.SandboxFrame, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/program")
 CONNECT = Operation("sandbox.connect", wire.ConnectQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/connect")
 
 NODE_FACTS = Operation("node", messages.NoBody, nodes.NodeReply, SANDBOX, f"GET {_V1}/node")
