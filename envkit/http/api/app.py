@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -116,8 +116,8 @@ def create_app(
     operations = SessionOperations(
         sessions,
         envs,
+        metrics,
         check_task=check_task,
-        metrics=metrics,
         max_request_bytes=max_request_bytes,
         sends_traces=sends_traces,
         pool=pool,
@@ -183,10 +183,6 @@ class App:
     def errors(self) -> Counter[str]:
         """Number of error answers for each error code, including those that `AuthMiddleware` sent."""
         return self._operations.sessions.counters.errors
-
-    def document(self) -> dict[str, Any]:
-        """Return the OpenAPI document."""
-        return self.api().openapi()
 
     def api(self) -> FastAPI:
         """Return the FastAPI application with the routes of all operations. The first call builds it."""

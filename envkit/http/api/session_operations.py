@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import anyio
 import msgspec
@@ -53,30 +54,20 @@ _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
 
 
+@dataclass(eq=False)
 class SessionOperations:
     """The operations on sessions in version 1 of the protocol.
 
     The arguments are those of `envkit.http.api.app.create_app`, and all sessions of the server.
     """
 
-    def __init__(
-        self,
-        sessions: SessionTable,
-        envs: Callable[[], Iterable[EnvSpec]],
-        metrics: Collect | None = None,
-        *,
-        check_task: Callable[[Task], None] | None = None,
-        max_request_bytes: int = MAX_REQUEST_BYTES,
-        sends_traces: bool = False,
-        pool: SandboxPool | None = None,
-    ) -> None:
-        self.sessions = sessions
-        self._pool = pool
-        self._sends_traces = sends_traces
-        self._metrics = metrics
-        self._envs = envs
-        self._check_task = check_task
-        self._max_request_bytes = max_request_bytes
+    sessions: SessionTable
+    envs: Callable[[], Iterable[EnvSpec]]
+    collect: Collect | None = None
+    check_task: Callable[[Task], None] | None = None
+    max_request_bytes: int = MAX_REQUEST_BYTES
+    sends_traces: bool = False
+    pool: SandboxPool | None = None
 
     @handles(table.CREATE)
     async def create(self, body: CreateSessionBody, caller: Caller) -> ResetReply:
@@ -87,8 +78,8 @@ class SessionOperations:
         """
         self._refuse_when_closing()
         task = body.task()
-        if self._check_task is not None:
-            self._check_task(task)
+        if self.check_task is not None:
+            self.check_task(task)
         turn, start = await self.sessions.create(caller.key(body.session_id), task)
         return ResetReply.of(turn, start)
 
@@ -128,9 +119,7 @@ class SessionOperations:
     @handles(table.ENVS)
     async def list_envs(self, body: NoBody, caller: Caller) -> EnvsReply:
         """List the available environments."""
-        return EnvsReply(
-            [EnvReply(spec.id, spec.summary, dict(spec.options), spec.replayable) for spec in self._envs()]
-        )
+        return EnvsReply([EnvReply(spec.id, spec.summary, dict(spec.options), spec.replayable) for spec in self.envs()])
 
     @handles(table.HEALTH)
     async def health(self, body: NoBody, caller: Caller) -> HealthReply:
@@ -156,7 +145,7 @@ class SessionOperations:
     @handles_http(table.METRICS_TEXT)
     async def metrics(self, body: NoBody, call: HttpCall) -> None:
         """Return metrics in Prometheus text format."""
-        text = exposition(self.sessions, self._metrics)
+        text = exposition(self.sessions, self.collect)
         await respond(call.send, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
     @handles(table.INDEX)
@@ -177,12 +166,12 @@ class SessionOperations:
     async def _overview(self, caller: Caller) -> Overview:
         """Return what the status page shows to the caller."""
         sandboxes = None
-        if self._pool is not None and caller.may(SANDBOX):
-            sandboxes = self._pool.views(tenant=caller.visible_tenant)
+        if self.pool is not None and caller.may(SANDBOX):
+            sandboxes = self.pool.views(tenant=caller.visible_tenant)
         may_play = caller.may(PLAY)
         return Overview(
             await self.ready(NoBody(), caller),
-            list(self._envs()) if may_play else None,
+            list(self.envs()) if may_play else None,
             self._visible(caller) if may_play else None,
             sandboxes,
             caller.name,
@@ -193,7 +182,7 @@ class SessionOperations:
         """Play a list of steps of any sessions. Return a list with the result or error of each, in the same order."""
         # Steps of different sessions run concurrently; the steps of one session run one after the other.
         caller = call.caller
-        bodies = read_each(await call.body(self._max_request_bytes), _STEPS, _STEP)
+        bodies = read_each(await call.body(self.max_request_bytes), _STEPS, _STEP)
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()
@@ -284,7 +273,7 @@ class SessionOperations:
         if not isinstance(error, EnvkitError):
             _log.error("unhandled exception in request", exc_info=error)
             error = EnvkitError("internal server error; see the server log")
-        if isinstance(error, EnvError) and not self._sends_traces:
+        if isinstance(error, EnvError) and not self.sends_traces:
             error = error.for_callers()
         turn = None if session_id is None else self.sessions.turn(caller.key(session_id))
         self.sessions.counters.errors[error.code] += 1

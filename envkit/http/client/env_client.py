@@ -9,6 +9,7 @@ import uuid
 from asyncio import Future
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -77,7 +78,13 @@ class EnvClient(EnvHost):
         token: Token for the server at `url`; default: the environment variable ``ENVKIT_TOKEN``.
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
         outages: Repeats leases, steps and graders during outages of the server; None: no call waits for it.
+
+    Attributes:
+        address: The server's address or name, as shown in error messages.
+        capacity: Number of episode slots that this client may use on the server, as the server last reported it.
     """
+
+    capacity = 0
 
     def __init__(
         self,
@@ -99,38 +106,27 @@ class EnvClient(EnvHost):
         for key, seconds in times.items():
             if seconds <= 0:
                 raise UsageError(f"{key} must be above 0, got {seconds}")
-        self._address = name if url is None else url.rstrip("/")
+        self.address = name if url is None else url.rstrip("/")
         self._timeout_s = timeout_s
         self._reset_timeout_s = reset_timeout_s
         self._grade_timeout_s = grade_timeout_s
         self._wait_timeout_s = wait_timeout_s
         if connect is None:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
-            connector = url_connector(self._address, timeout_s, token=token, ca=ca)
+            connector = url_connector(self.address, timeout_s, token=token, ca=ca)
         else:
             # Send no token: the socket may lead into a sandbox, whose programs must not see the token.
             if token is not None or ca is not None:
                 raise UsageError("token and ca need url; omit them if you pass connect")
             connector = socket_connector(connect, timeout_s)
-        self._connection = SharedWebSocket(self._address, connector)
+        self._connection = SharedWebSocket(self.address, connector)
         self._outages = outages or Outages(0.0, print)
         self._rng = random.Random()
-        self._capacity = 0
         self._queued = 0
         # Created in `__aenter__`, because they need a running event loop.
         self._resources: AsyncExitStack
         self._poll_locks: dict[str, anyio.Lock]
         self._released: anyio.Event
-
-    @property
-    def address(self) -> str:
-        """The server's address or name, as shown in error messages."""
-        return self._address
-
-    @property
-    def capacity(self) -> int:
-        """Number of episode slots that this client may use on the server, as the server last reported it."""
-        return self._capacity
 
     @property
     def queued(self) -> int:
@@ -176,7 +172,7 @@ class EnvClient(EnvHost):
     async def ready(self) -> messages.ReadyReply:
         """Return whether the server could start an episode now."""
         ready = await self._call(table.READY, messages.NoBody())
-        self._capacity = ready.capacity if ready.limit is None else ready.limit
+        self.capacity = ready.capacity if ready.limit is None else ready.limit
         return ready
 
     async def envs(self) -> list[messages.EnvReply]:
@@ -235,7 +231,7 @@ class EnvClient(EnvHost):
                     await self._wait_for_release(delay_s)
                 delay_s = first_s
                 while not (await self.ready()).ready:
-                    if not self._capacity:
+                    if not self.capacity:
                         return False
                     await self._wait_for_release(delay_s)
                     delay_s = min(2 * delay_s, max_s)
@@ -252,27 +248,18 @@ class EnvClient(EnvHost):
         return await self._connection.call(operation, request, self._timeout_s)
 
 
+@dataclass(eq=False)
 class SessionEpisode(Episode):
-    """An episode on a server. `start` is the result of its reset, or the error that its reset raised."""
+    """An episode on a server. `_start` is the result of its reset, or the error that its reset raised."""
 
-    def __init__(
-        self,
-        id: str,
-        start: Reset | EnvkitError,
-        turn: int,
-        connection: SharedWebSocket,
-        outages: Outages,
-        timeout_s: float,
-        grade_timeout_s: float,
-    ) -> None:
-        self._turn = turn
-        self._id = id
-        self._start = start
-        self._connection = connection
-        self._outages = outages
-        self._timeout_s = timeout_s
-        self._grade_timeout_s = grade_timeout_s
-        self._is_reset = False
+    _id: str
+    _start: Reset | EnvkitError
+    _turn: int
+    _connection: SharedWebSocket
+    _outages: Outages
+    _timeout_s: float
+    _grade_timeout_s: float
+    _is_reset: bool = False
 
     @property
     def turn(self) -> int:
