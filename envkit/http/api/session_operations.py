@@ -218,10 +218,9 @@ class SessionOperations:
     def answers_now(
         self, frames: Iterable[StepFrame], caller: Caller, used: set[TenantKey]
     ) -> tuple[list[bytes], list[StepFrame]]:
-        """Play the steps that can be played without waiting. Add the session keys of all frames to `used`.
+        """Play the steps that need no waiting; return their encoded answers, and the frames of the other steps.
 
-        Returns:
-            The encoded answers to these steps, and the frames of the other steps.
+        Adds the session keys of all frames to `used`.
         """
         answers: list[bytes] = []
         others: list[StepFrame] = []
@@ -247,8 +246,7 @@ class SessionOperations:
     def start_step(self, frame: StepFrame, caller: Caller, send: Callable[[bytes], None]) -> bool:
         """Start a step that `answers_now` could not play. When the step ends, call `send` with the encoded answer.
 
-        Returns:
-            False if the step was not started. In this case, the caller must await `step` in a separate task.
+        Return False if it was not started; the caller must then await `step` in a separate task.
         """
         body = frame.params
 
@@ -263,12 +261,9 @@ class SessionOperations:
         return self.sessions.start_step(caller.key(body.session_id), body.turn, body.action, finish)
 
     def failure(self, error: Exception, caller: Caller = EVERYBODY, session_id: str | None = None) -> CallOutcome:
-        """Convert `error` to the problem that the caller receives, and count the error.
+        """Convert the error of a call to the problem that the caller receives, and count the error.
 
-        Args:
-            error: The error that a call raised.
-            caller: The sender of the call.
-            session_id: Id of the session that the call is about, as the caller wrote it; None if there is no session.
+        `session_id` is the session that the call is about, as the caller wrote it; None if there is none.
         """
         if not isinstance(error, EnvkitError):
             _log.error("unhandled exception in request", exc_info=error)

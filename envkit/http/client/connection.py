@@ -265,11 +265,9 @@ class SharedWebSocket:
 
 
 async def connect_once(connect: Connector, address: str) -> ClientConnection:
-    """Open a WebSocket with `connect`, without retries. `address` is the server's name in errors.
+    """Open a WebSocket with `connect`, without retries. Raises the errors of `SharedWebSocket.connected`.
 
-    Raises:
-        UnreachableError: No server answers, or the answer is invalid.
-        UnauthorizedError, ForbiddenError, RateLimitError: The server rejects the client.
+    `address` is the server's name in errors.
     """
     try:
         return await connect()

@@ -70,11 +70,7 @@ class SandboxTransport:
 
     @property
     def folder_transport(self) -> FolderTransport:
-        """Object that packs and unpacks folders for transfers.
-
-        Raises:
-            UnsupportedError: The client was created without `folder_transport`.
-        """
+        """Object that packs and unpacks folders; raises `UnsupportedError` if the client was created without one."""
         if self._folder_transport is None:
             raise UnsupportedError("cannot copy folders: this client was created without a folder transport; pass one")
         return self._folder_transport

@@ -211,13 +211,9 @@ class SandboxLifecycle:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A stored snapshot, which the server never removes on its own.
+    """A snapshot of the sandbox `key`, whose tenant owns it. The server never removes it on its own.
 
-    Attributes:
-        key: Sandbox of which the snapshot was taken; its tenant owns the snapshot.
-        at_s: Time at which the snapshot was taken, in seconds since 1970.
-        bytes: Size on disk, in bytes.
-        pool_id: Name of the snapshot in the sandbox pool.
+    It was taken `at_s` seconds after 1970, and its name in the sandbox pool is `pool_id`.
     """
 
     key: TenantKey
