@@ -171,7 +171,10 @@ class App:
                 if not self._is_cancelling:
                     raise
                 task.uncancel()
-                await self._respond_cancelled(send)
+                error = UnreachableError("the call was cancelled because the server is shutting down; retry later")
+                # Sending fails if the response has already started or the client has disconnected.
+                with suppress(OSError, RuntimeError):
+                    await respond_outcome(send, self._operations.failure(error))
             finally:
                 self._requests.discard(task)
         elif scope["type"] == "websocket":
@@ -225,12 +228,6 @@ class App:
             task.cancel()
         if self._requests:
             await asyncio.wait(self._requests, timeout=_CANCEL_S)
-
-    async def _respond_cancelled(self, send: Send) -> None:
-        error = UnreachableError("the call was cancelled because the server is shutting down; retry later")
-        # Sending fails if the response has already started or the client has disconnected.
-        with suppress(OSError, RuntimeError):
-            await respond_outcome(send, self._operations.failure(error))
 
     async def _respond(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request: the most frequent operations directly, and the others through FastAPI."""

@@ -126,13 +126,12 @@ class Dispatcher:
     async def _finish(self, operation: Operation[Any, Any], request: Any, call: HttpCall) -> CallOutcome:
         """Run a call that may be slow."""
         reply = await self._require_handler(operation)(request, call.caller)
-        if not isinstance(reply, SandboxReply):
-            return CallOutcome(write(reply))
-        if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
-            why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
-            raise SandboxConflictError(f"{why}; send DELETE to free its id, or choose another id")
-        if reply.state is SandboxState.STARTING:
-            return CallOutcome(write(reply), 202, RETRY_AFTER_S)
+        if isinstance(reply, SandboxReply):
+            if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
+                why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
+                raise SandboxConflictError(f"{why}; send DELETE to free its id, or choose another id")
+            if reply.state is SandboxState.STARTING:
+                return CallOutcome(write(reply), 202, RETRY_AFTER_S)
         return CallOutcome(write(reply))
 
     def _require_handler(self, operation: Operation[Any, Any]) -> Handler:

@@ -263,7 +263,7 @@ class SessionOperations:
     def failure(self, error: Exception, caller: Caller = EVERYBODY, session_id: str | None = None) -> CallOutcome:
         """Convert the error of a call to the problem that the caller receives, and count the error.
 
-        `session_id` is the session that the call is about, as the caller wrote it; None if there is none.
+        `session_id` is the session that the call is about, as the caller wrote it; None without one.
         """
         if not isinstance(error, EnvkitError):
             _log.error("unhandled exception in request", exc_info=error)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -60,8 +60,7 @@ class SandboxStreams:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._access.cancel_when_closing, tasks.cancel_scope)
-                values = {"sandbox_id": sandbox_id}
-                end = await self._run(operation, values, HttpCall(caller_of(scope), scope, receive, send), tasks)
+                end = await self._run(operation, sandbox_id, HttpCall(caller_of(scope), scope, receive, send), tasks)
                 tasks.cancel_scope.cancel()
         except* (_DisconnectedError, OSError):
             pass
@@ -85,14 +84,11 @@ class SandboxStreams:
             await relay_bytes(stream, take)
             tasks.cancel_scope.cancel()
 
-    async def _run(
-        self, operation: Operation[Any, Any], values: Mapping[str, str], call: HttpCall, tasks: TaskGroup
-    ) -> wire.StreamEnd:
-        id, caller = values["sandbox_id"], call.caller
+    async def _run(self, operation: Operation[Any, Any], id: str, call: HttpCall, tasks: TaskGroup) -> wire.StreamEnd:
         try:
-            query = operation.request(**parameters(operation, values, call.scope))
-            sandbox = self._access.find(id, caller)
-            tasks.start_soon(self._renew, id, caller)
+            query = operation.request(**parameters(operation, {"sandbox_id": id}, call.scope))
+            sandbox = self._access.find(id, call.caller)
+            tasks.start_soon(self._renew, id, call.caller)
             if operation is table.PROGRAM:
                 return wire.StreamEnd(await self._program(sandbox, call.receive, call.send, tasks))
             await _connection(sandbox, query.to, call.receive, call.send, tasks)
