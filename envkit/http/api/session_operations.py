@@ -129,9 +129,9 @@ class SessionOperations:
     @handles(table.READY)
     async def ready(self, body: NoBody, caller: Caller) -> ReadyReply:
         """Report whether a session can be created now; the status is 503 if not."""
-        capacity, leased = self.sessions.capacity, self.sessions.leased
+        host, leased, why = self.sessions.host, self.sessions.leased, ""
         used, limit = self.sessions.slots_of(caller.tenant)
-        host, why = self.sessions.host, ""
+        capacity = host.capacity
         if self.sessions.is_closing or self.sessions.is_draining:
             why = "the server is shutting down"
         elif host.why_unready:

@@ -42,11 +42,7 @@ class Outages:
     _rng: random.Random = field(default_factory=random.Random, init=False)
 
     async def call(self, call: Callable[[], Awaitable[T]], *, is_lease: bool = False) -> T:
-        """Make a call that may be repeated, again and again until the server answers.
-
-        Raises:
-            EnvkitError: As `call`, or the outage has exceeded its timeout.
-        """
+        """Make a call that may be repeated, again and again until the server answers or the timeout is exceeded."""
         delay_s, max_s = _DELAYS_S
         while True:
             try:

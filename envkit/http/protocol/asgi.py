@@ -87,10 +87,7 @@ async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> No
 def parameters(operation: Operation[Any, Any], values: Mapping[str, str], scope: Scope) -> dict[str, Any]:
     """Return the fields of a request that are outside its body: in the path (`values`), the query or the key's header.
 
-    Of a repeated query parameter, the last value counts.
-
-    Raises:
-        RequestError: A parameter is missing, unknown or not valid.
+    Of a repeated query parameter, the last value counts. Raises `RequestError` if a parameter is missing or invalid.
     """
     query = scope.get("query_string", b"").decode("latin-1")
     try:

@@ -111,17 +111,13 @@ class SessionTable:
         self._stepper: Stepper
 
     @property
-    def capacity(self) -> int:
-        return self.host.capacity
-
-    @property
     def leased(self) -> int:
         """Number of slots in use. A session whose episode has ended uses no slot."""
         return self._leased.total()
 
     def slots_of(self, tenant: str) -> tuple[int, int]:
         """Return how many slots the tenant uses, and how many it may use. Callers without a token may use all."""
-        capacity = self.capacity
+        capacity = self.host.capacity
         limit = max(int(capacity * self._tenant_share), 1) if tenant else capacity
         used = sum(count for (_, name), count in self._leased.items() if name == tenant)
         return used, min(limit, capacity)
