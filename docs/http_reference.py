@@ -95,7 +95,7 @@ URL = "http://127.0.0.1:8000"
 def page() -> str:
     """Return the text of the page."""
     app = create_app(cast(EnvHost, object()), pool=cast(SandboxPool, object()), folder_transport=tar_stream)
-    document: dict[str, Any] = app.document()
+    document: dict[str, Any] = app.api().openapi()
     types = document["components"]["schemas"]
     text = HEAD
     for title, prefix in (("Environments", ("/v1/sessions", "/v1/envs")), ("Sandboxes", ("/v1/sandboxes", "/v1/snap"))):

@@ -80,9 +80,7 @@ def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False,
     """
     if virtual and fast:
         raise ValueError("virtual and fast exclude each other (uvloop has no virtual time); pass only one")
-    options: dict[str, Any] = {"use_uvloop": fast}
-    if virtual:
-        options = {"loop_factory": VirtualLoop}
+    options: dict[str, Any] = {"loop_factory": VirtualLoop} if virtual else {"use_uvloop": fast}
     return anyio.run(partial(main, *args), backend="asyncio", backend_options=options)
 
 

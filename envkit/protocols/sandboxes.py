@@ -11,16 +11,7 @@ from typing import Protocol
 from anyio import Event
 
 from envkit.restarts import Replacement
-from envkit.types import (
-    EXEC_TIMEOUT_S,
-    JSON,
-    Cause,
-    ExecResult,
-    FileUser,
-    SandboxSpec,
-    SandboxUser,
-    SandboxView,
-)
+from envkit.types import EXEC_TIMEOUT_S, JSON, Cause, ExecResult, FileUser, SandboxSpec, SandboxUser, SandboxView
 
 
 class Shell(Protocol):

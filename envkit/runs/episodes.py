@@ -8,14 +8,7 @@ from pathlib import Path
 import msgspec
 
 from envkit.errors import UsageError
-from envkit.types import (
-    EpisodeRecord,
-    GenerationRecord,
-    Group,
-    Trajectory,
-    Turn,
-    TurnRecord,
-)
+from envkit.types import EpisodeRecord, GenerationRecord, Group, Trajectory, Turn, TurnRecord
 from envkit.types.episodes import FORMAT
 
 EPISODES = "episodes.jsonl"

@@ -6,8 +6,8 @@ and ``RecordEpisodeStatistics``.
 
 from envkit.wrappers.answers import FormatPenalty, StrictAnswer
 from envkit.wrappers.history import EpisodeHistory, History, chat, observations, transcript
-from envkit.wrappers.statistics import EpisodeStatistics
 from envkit.wrappers.tools import Tool, ToolResult, ToolUse
+from envkit.wrappers.wrapping import EpisodeStatistics
 
 __all__ = [
     "EpisodeHistory",

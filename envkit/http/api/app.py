@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -103,7 +103,7 @@ def create_app(
         policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
         sends_traces: Whether callers get the traceback of an environment's error; for servers inside sandboxes.
         model: Routes of the server's language model; None if it has none.
-        handlers: Objects whose methods handle further operations; see `envkit.http.protocol.handlers.handles`.
+        handlers: Objects whose methods handle further operations; see `envkit.http.protocol.asgi.handles`.
     """
     sessions = SessionTable(
         host,
@@ -116,8 +116,8 @@ def create_app(
     operations = SessionOperations(
         sessions,
         envs,
+        metrics,
         check_task=check_task,
-        metrics=metrics,
         max_request_bytes=max_request_bytes,
         sends_traces=sends_traces,
         pool=pool,
@@ -171,7 +171,10 @@ class App:
                 if not self._is_cancelling:
                     raise
                 task.uncancel()
-                await self._respond_cancelled(send)
+                error = UnreachableError("the call was cancelled because the server is shutting down; retry later")
+                # Sending fails if the response has already started or the client has disconnected.
+                with suppress(OSError, RuntimeError):
+                    await respond_outcome(send, self._operations.failure(error))
             finally:
                 self._requests.discard(task)
         elif scope["type"] == "websocket":
@@ -183,10 +186,6 @@ class App:
     def errors(self) -> Counter[str]:
         """Number of error answers for each error code, including those that `AuthMiddleware` sent."""
         return self._operations.sessions.counters.errors
-
-    def document(self) -> dict[str, Any]:
-        """Return the OpenAPI document."""
-        return self.api().openapi()
 
     def api(self) -> FastAPI:
         """Return the FastAPI application with the routes of all operations. The first call builds it."""
@@ -229,12 +228,6 @@ class App:
             task.cancel()
         if self._requests:
             await asyncio.wait(self._requests, timeout=_CANCEL_S)
-
-    async def _respond_cancelled(self, send: Send) -> None:
-        error = UnreachableError("the call was cancelled because the server is shutting down; retry later")
-        # Sending fails if the response has already started or the client has disconnected.
-        with suppress(OSError, RuntimeError):
-            await respond_outcome(send, self._operations.failure(error))
 
     async def _respond(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request: the most frequent operations directly, and the others through FastAPI."""

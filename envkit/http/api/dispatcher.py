@@ -20,15 +20,17 @@ from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol.asgi import (
     RETRY_AFTER_S,
     CallOutcome,
+    Handler,
+    HttpCall,
     Receive,
     Scope,
     Send,
+    handlers_of,
     parameters,
     read_body,
     respond_outcome,
     until_disconnect,
 )
-from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of
 from envkit.http.protocol.messages import ReadyReply, read, write
 from envkit.http.protocol.operations import NODE_FACTS, Operation
 from envkit.http.protocol.sandbox_messages import SandboxReply
@@ -124,13 +126,12 @@ class Dispatcher:
     async def _finish(self, operation: Operation[Any, Any], request: Any, call: HttpCall) -> CallOutcome:
         """Run a call that may be slow."""
         reply = await self._require_handler(operation)(request, call.caller)
-        if not isinstance(reply, SandboxReply):
-            return CallOutcome(write(reply))
-        if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
-            why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
-            raise SandboxConflictError(f"{why}; send DELETE to free its id, or choose another id")
-        if reply.state is SandboxState.STARTING:
-            return CallOutcome(write(reply), 202, RETRY_AFTER_S)
+        if isinstance(reply, SandboxReply):
+            if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
+                why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
+                raise SandboxConflictError(f"{why}; send DELETE to free its id, or choose another id")
+            if reply.state is SandboxState.STARTING:
+                return CallOutcome(write(reply), 202, RETRY_AFTER_S)
         return CallOutcome(write(reply))
 
     def _require_handler(self, operation: Operation[Any, Any]) -> Handler:

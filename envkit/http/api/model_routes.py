@@ -52,12 +52,7 @@ class ModelRoutes:
             return False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request.
-
-        Raises:
-            TooLargeError: Its body is too large.
-            UnreachableError: The process does not answer.
-        """
+        """Answer a request. Raises `UnreachableError` if the process does not answer, and the errors of `read_body`."""
         content = await read_body(scope, receive, MAX_BYTES)
         headers = [(name, value) for name, value in scope["headers"] if name in _HEADERS]
         headers.append((b"authorization", f"Bearer {caller_of(scope).tenant or '-'}".encode()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import anyio
 import msgspec
@@ -14,8 +15,7 @@ from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError,
 from envkit.http.api.status_page import CHALLENGE, HEADERS, LINKS, Overview, page
 from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller
 from envkit.http.protocol import operations as table
-from envkit.http.protocol.asgi import CallOutcome, respond
-from envkit.http.protocol.handlers import HttpCall, handles, handles_http
+from envkit.http.protocol.asgi import CallOutcome, HttpCall, handles, handles_http, respond
 from envkit.http.protocol.messages import (
     MAX_REQUEST_BYTES,
     PROTOCOL,
@@ -54,30 +54,20 @@ _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
 
 
+@dataclass(eq=False)
 class SessionOperations:
     """The operations on sessions in version 1 of the protocol.
 
     The arguments are those of `envkit.http.api.app.create_app`, and all sessions of the server.
     """
 
-    def __init__(
-        self,
-        sessions: SessionTable,
-        envs: Callable[[], Iterable[EnvSpec]],
-        metrics: Collect | None = None,
-        *,
-        check_task: Callable[[Task], None] | None = None,
-        max_request_bytes: int = MAX_REQUEST_BYTES,
-        sends_traces: bool = False,
-        pool: SandboxPool | None = None,
-    ) -> None:
-        self.sessions = sessions
-        self._pool = pool
-        self._sends_traces = sends_traces
-        self._metrics = metrics
-        self._envs = envs
-        self._check_task = check_task
-        self._max_request_bytes = max_request_bytes
+    sessions: SessionTable
+    envs: Callable[[], Iterable[EnvSpec]]
+    collect: Collect | None = None
+    check_task: Callable[[Task], None] | None = None
+    max_request_bytes: int = MAX_REQUEST_BYTES
+    sends_traces: bool = False
+    pool: SandboxPool | None = None
 
     @handles(table.CREATE)
     async def create(self, body: CreateSessionBody, caller: Caller) -> ResetReply:
@@ -88,8 +78,8 @@ class SessionOperations:
         """
         self._refuse_when_closing()
         task = body.task()
-        if self._check_task is not None:
-            self._check_task(task)
+        if self.check_task is not None:
+            self.check_task(task)
         turn, start = await self.sessions.create(caller.key(body.session_id), task)
         return ResetReply.of(turn, start)
 
@@ -129,9 +119,7 @@ class SessionOperations:
     @handles(table.ENVS)
     async def list_envs(self, body: NoBody, caller: Caller) -> EnvsReply:
         """List the available environments."""
-        return EnvsReply(
-            [EnvReply(spec.id, spec.summary, dict(spec.options), spec.replayable) for spec in self._envs()]
-        )
+        return EnvsReply([EnvReply(spec.id, spec.summary, dict(spec.options), spec.replayable) for spec in self.envs()])
 
     @handles(table.HEALTH)
     async def health(self, body: NoBody, caller: Caller) -> HealthReply:
@@ -141,9 +129,9 @@ class SessionOperations:
     @handles(table.READY)
     async def ready(self, body: NoBody, caller: Caller) -> ReadyReply:
         """Report whether a session can be created now; the status is 503 if not."""
-        capacity, leased = self.sessions.capacity, self.sessions.leased
+        host, leased, why = self.sessions.host, self.sessions.leased, ""
         used, limit = self.sessions.slots_of(caller.tenant)
-        host, why = self.sessions.host, ""
+        capacity = host.capacity
         if self.sessions.is_closing or self.sessions.is_draining:
             why = "the server is shutting down"
         elif host.why_unready:
@@ -157,7 +145,7 @@ class SessionOperations:
     @handles_http(table.METRICS_TEXT)
     async def metrics(self, body: NoBody, call: HttpCall) -> None:
         """Return metrics in Prometheus text format."""
-        text = exposition(self.sessions, self._metrics)
+        text = exposition(self.sessions, self.collect)
         await respond(call.send, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
     @handles(table.INDEX)
@@ -178,12 +166,12 @@ class SessionOperations:
     async def _overview(self, caller: Caller) -> Overview:
         """Return what the status page shows to the caller."""
         sandboxes = None
-        if self._pool is not None and caller.may(SANDBOX):
-            sandboxes = self._pool.views(tenant=caller.visible_tenant)
+        if self.pool is not None and caller.may(SANDBOX):
+            sandboxes = self.pool.views(tenant=caller.visible_tenant)
         may_play = caller.may(PLAY)
         return Overview(
             await self.ready(NoBody(), caller),
-            list(self._envs()) if may_play else None,
+            list(self.envs()) if may_play else None,
             self._visible(caller) if may_play else None,
             sandboxes,
             caller.name,
@@ -194,7 +182,7 @@ class SessionOperations:
         """Play a list of steps of any sessions. Return a list with the result or error of each, in the same order."""
         # Steps of different sessions run concurrently; the steps of one session run one after the other.
         caller = call.caller
-        bodies = read_each(await call.body(self._max_request_bytes), _STEPS, _STEP)
+        bodies = read_each(await call.body(self.max_request_bytes), _STEPS, _STEP)
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()
@@ -230,10 +218,9 @@ class SessionOperations:
     def answers_now(
         self, frames: Iterable[StepFrame], caller: Caller, used: set[TenantKey]
     ) -> tuple[list[bytes], list[StepFrame]]:
-        """Play the steps that can be played without waiting. Add the session keys of all frames to `used`.
+        """Play the steps that need no waiting; return their encoded answers, and the frames of the other steps.
 
-        Returns:
-            The encoded answers to these steps, and the frames of the other steps.
+        Adds the session keys of all frames to `used`.
         """
         answers: list[bytes] = []
         others: list[StepFrame] = []
@@ -259,8 +246,7 @@ class SessionOperations:
     def start_step(self, frame: StepFrame, caller: Caller, send: Callable[[bytes], None]) -> bool:
         """Start a step that `answers_now` could not play. When the step ends, call `send` with the encoded answer.
 
-        Returns:
-            False if the step was not started. In this case, the caller must await `step` in a separate task.
+        Return False if it was not started; the caller must then await `step` in a separate task.
         """
         body = frame.params
 
@@ -274,23 +260,15 @@ class SessionOperations:
 
         return self.sessions.start_step(caller.key(body.session_id), body.turn, body.action, finish)
 
-    def failure(
-        self,
-        error: Exception,
-        caller: Caller = EVERYBODY,
-        session_id: str | None = None,
-    ) -> CallOutcome:
-        """Convert `error` to the problem that the caller receives, and count the error.
+    def failure(self, error: Exception, caller: Caller = EVERYBODY, session_id: str | None = None) -> CallOutcome:
+        """Convert the error of a call to the problem that the caller receives, and count the error.
 
-        Args:
-            error: The error that a call raised.
-            caller: The sender of the call.
-            session_id: Id of the session that the call is about, as the caller wrote it; None if there is no session.
+        `session_id` is the session that the call is about, as the caller wrote it; None without one.
         """
         if not isinstance(error, EnvkitError):
             _log.error("unhandled exception in request", exc_info=error)
             error = EnvkitError("internal server error; see the server log")
-        if isinstance(error, EnvError) and not self._sends_traces:
+        if isinstance(error, EnvError) and not self.sends_traces:
             error = error.for_callers()
         turn = None if session_id is None else self.sessions.turn(caller.key(session_id))
         self.sessions.counters.errors[error.code] += 1

@@ -91,7 +91,8 @@ def page(overview: Overview | None) -> bytes:
         )
     else:
         parts += _sections(overview)
-    parts.append("<h2>Links</h2>" + _table(["path", ""], [(_link(path), escape(text)) for path, text in LINKS.items()]))
+    links = [(f'<a href="{path}">{path}</a>', escape(text)) for path, text in LINKS.items()]
+    parts.append("<h2>Links</h2>" + _table(["path", ""], links))
     refresh = "" if overview is None else f'<meta http-equiv="refresh" content="{REFRESH_S}">'
     head = f'<meta charset="utf-8"><title>envkit</title>{refresh}<style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'.encode()
@@ -143,10 +144,6 @@ def _state(view: SandboxView) -> str:
 
 def _time(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _link(path: str) -> str:
-    return f'<a href="{path}">{path}</a>'
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

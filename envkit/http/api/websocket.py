@@ -73,17 +73,8 @@ class Outbox:
         """Whether unanswered frames or unread answers exceed their limit."""
         return not self._is_closed and (self.owed > MAX_OWED or self._unread_bytes > MAX_UNREAD_BYTES)
 
-    async def wait_for_room(self) -> None:
-        """Wait until `is_full` is false."""
-        while self.is_full:
-            await self._wait()
-
-    async def wait_until_answered(self) -> None:
-        """Wait until every frame is answered."""
-        while self.owed:
-            await self._wait()
-
-    async def _wait(self) -> None:
+    async def wait_until_sent(self) -> None:
+        """Wait until answers have been sent, or the socket has closed."""
         self._emptied.clear()
         await self._emptied.wait()
 
@@ -157,8 +148,8 @@ class Sockets:
                     while (message := await receive())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
                         self._dispatch(socket, data)
-                        if outbox.is_full:
-                            await outbox.wait_for_room()
+                        while outbox.is_full:
+                            await outbox.wait_until_sent()
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)
@@ -166,30 +157,26 @@ class Sockets:
     async def answered(self) -> None:
         """Wait until all frames that were received over open sockets are answered."""
         while owed := [outbox for outbox in self._open if outbox.owed]:
-            await owed[0].wait_until_answered()
+            await owed[0].wait_until_sent()
 
     def _dispatch(self, socket: _Socket, data: bytes) -> None:
-        """Start the calls of the frames in the message `data`."""
+        """Answer the steps in the message `data` that need no waiting, and start the other calls of its frames."""
         steps, others = self._read(socket.caller, data)
         outbox = socket.outbox
         outbox.owed += len(steps) + len(others)
         if steps:
-            self._step(socket, steps)
+            answers, waiting = self._operations.answers_now(steps, socket.caller, socket.sessions)
+            for step in waiting:
+                if not self._operations.start_step(step, socket.caller, outbox.put):
+                    self._tasks.start_soon(self._answer, socket, step)
+            outbox.put(*answers)
         for frame in others:
             if isinstance(frame, bytes):
                 outbox.put(frame)
                 continue
-            # Dispatcher about sandboxes are cancelled when the socket closes, unless they have an idempotency key.
+            # Calls about sandboxes are cancelled when the socket closes, unless they have an idempotency key.
             tasks = socket.tasks if METHODS[frame.method].scope == SANDBOX else self._tasks
             tasks.start_soon(self._answer, socket, frame)
-
-    def _step(self, socket: _Socket, steps: Sequence[StepFrame]) -> None:
-        """Answer the steps that can be answered immediately, and start the others."""
-        answers, waiting = self._operations.answers_now(steps, socket.caller, socket.sessions)
-        for step in waiting:
-            if not self._operations.start_step(step, socket.caller, socket.outbox.put):
-                self._tasks.start_soon(self._answer, socket, step)
-        socket.outbox.put(*answers)
 
     def _read(self, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Decode a message. Return its steps, and its other frames or, for invalid ones, the encoded answers."""
@@ -208,15 +195,9 @@ class Sockets:
             frames = [error]
         if len(frames) > MAX_FRAMES:
             frames = [RequestError(f"too many frames in a message: {len(frames)} (limit {MAX_FRAMES}); send fewer")]
-        steps: list[StepFrame] = []
-        others: list[Frame | bytes] = []
-        for frame in frames:
-            checked = self._check(caller, frame)
-            if isinstance(checked, StepFrame):
-                steps.append(checked)
-            else:
-                others.append(checked)
-        return steps, others
+        checked = [self._check(caller, frame) for frame in frames]
+        steps = [one for one in checked if isinstance(one, StepFrame)]
+        return steps, [one for one in checked if not isinstance(one, StepFrame)]
 
     def _check(self, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
         """Return the frame if it is valid and the caller may make its call; otherwise the encoded error to send."""

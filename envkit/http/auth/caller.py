@@ -55,11 +55,7 @@ class Caller:
         return scope in self.scopes or ADMIN in self.scopes
 
     def require(self, scope: str) -> None:
-        """Check that the caller has `scope`.
-
-        Raises:
-            ForbiddenError: The caller's token does not have the scope.
-        """
+        """Raise `ForbiddenError` unless the caller has `scope`."""
         if not self.may(scope):
             has = ", ".join(sorted(self.scopes))
             raise ForbiddenError(f"this call needs a token with the scope {scope}; the token sent has {has}")

@@ -26,16 +26,15 @@ def require_local(server: tuple[str, int | None] | None, host: bytes, origin: by
     Raises:
         ForbiddenError: The request comes from a page of another site, or its ``Host`` does not name this machine.
     """
+    reason = ""
     if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
-        raise _refusal(f"web pages of {_text(origin)} may not call it")
-    if server is not None and server[1] is not None and host and not _is_local(host, server[0]):
-        raise _refusal(f"requests must have the host localhost, not {_text(host)}")
-
-
-def _is_local(host: bytes, address: str) -> bool:
-    """Return whether `host` names this machine: localhost, a loopback address, or the `address` of the server."""
-    name = _PORT.sub(b"", host).strip(b"[]").decode("latin-1").lower()
-    return name == address or is_loopback(name)
+        reason = f"web pages of {origin[:100].decode('latin-1')!r} may not call it"
+    elif server is not None and server[1] is not None and host:
+        name = _PORT.sub(b"", host).strip(b"[]").decode("latin-1").lower()
+        if name != server[0] and not is_loopback(name):
+            reason = f"requests must have the host localhost, not {host[:100].decode('latin-1')!r}"
+    if reason:
+        raise ForbiddenError(f"this server has no tokens, so {reason}; create a token with 'envkit token create'")
 
 
 def is_loopback(host: str) -> bool:
@@ -44,11 +43,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _refusal(reason: str) -> ForbiddenError:
-    return ForbiddenError(f"this server has no tokens, so {reason}; create a token with 'envkit token create'")
-
-
-def _text(value: bytes) -> str:
-    return repr(value[:100].decode("latin-1"))

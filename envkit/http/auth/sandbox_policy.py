@@ -38,11 +38,7 @@ class SandboxPolicy:
     may_mount: bool = False
 
     def require(self, spec: SandboxSpec, caller: Caller) -> None:
-        """Check that `caller` may create a sandbox with this spec.
-
-        Raises:
-            ForbiddenError: The policy does not allow this spec for the caller.
-        """
+        """Raise `ForbiddenError` unless `caller` may create a sandbox with this spec."""
         if spec.views and not self.may_mount:
             raise ForbiddenError("views: a server mounts none of its files into sandboxes; upload the files instead")
         if caller.is_admin:

@@ -152,10 +152,7 @@ class TokenStore:
     def is_needed(self) -> bool:
         """Return whether requests need a token. They do if the file contains any token, even a revoked one.
 
-        The result may be up to `fresh_s` seconds old.
-
-        Raises:
-            EnvkitError: The file can no longer be read.
+        The result may be up to `fresh_s` seconds old. Raises `EnvkitError` if the file can no longer be read.
         """
         if not self._is_needed and (now := clock.stopwatch()) >= self._checked_at + self._fresh_s:
             with self._translated_errors(EnvkitError):
@@ -166,10 +163,7 @@ class TokenStore:
     def check(self, text: str) -> Caller | None:
         """Return the caller that the token `text` identifies; None if the token is not valid.
 
-        The result may be up to `fresh_s` seconds old.
-
-        Raises:
-            EnvkitError: The file can no longer be read.
+        The result may be up to `fresh_s` seconds old. Raises `EnvkitError` if the file can no longer be read.
         """
         digest, now = _digest(text), clock.stopwatch()
         known = self._cached.get(digest)

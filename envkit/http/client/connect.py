@@ -167,13 +167,6 @@ def trusted_context(ca: Path | str | None) -> ssl.SSLContext:
         raise UsageError(f"cannot read certificates from {ca}: {cause}") from None
 
 
-def certificate_advice(error: ssl.SSLError) -> str:
-    """Return text to append to a certificate error: the reason, and what to do. Empty for other TLS errors."""
-    if not isinstance(error, ssl.SSLCertVerificationError):
-        return ""
-    return f" ({error.verify_message}); pass ca, a PEM file of certificates to trust"
-
-
 def _settings(timeout_s: float) -> dict[str, Any]:
     return {
         "compression": None,

@@ -20,7 +20,6 @@ import msgspec
 from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-from websockets.http11 import Response
 
 from envkit import clock
 from envkit.errors import (
@@ -33,7 +32,7 @@ from envkit.errors import (
     UnreachableError,
     from_problem,
 )
-from envkit.http.client.connect import Connector, certificate_advice
+from envkit.http.client.connect import Connector
 from envkit.http.protocol.messages import MAX_MESSAGE_BYTES, Answer, batches, write
 from envkit.http.protocol.operations import Operation, Q, R
 
@@ -266,30 +265,31 @@ class SharedWebSocket:
 
 
 async def connect_once(connect: Connector, address: str) -> ClientConnection:
-    """Open a WebSocket with `connect`, without retries. `address` is the server's name in errors.
+    """Open a WebSocket with `connect`, without retries. Raises the errors of `SharedWebSocket.connected`.
 
-    Raises:
-        UnreachableError: No server answers, or the answer is invalid.
-        UnauthorizedError, ForbiddenError, RateLimitError: The server rejects the client.
+    `address` is the server's name in errors.
     """
     try:
         return await connect()
     except InvalidStatus as error:
-        raise _refusal(error.response, address) from None
+        raise refusal(error.response.status_code, bytes(error.response.body or b""), address) from None
+    except ssl.SSLCertVerificationError as error:
+        remedy = "pass ca, a PEM file of certificates to trust"
+        raise UnreachableError(f"{address}: {error.reason or error} ({error.verify_message}); {remedy}") from None
     except ssl.SSLError as error:
-        raise UnreachableError(f"{address}: {error.reason or error}{certificate_advice(error)}") from None
+        raise UnreachableError(f"{address}: {error.reason or error}") from None
     except (OSError, EOFError, WebSocketException) as error:
         cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreachableError(f"{address} does not answer: {cause}") from None
 
 
-def _refusal(response: Response, address: str) -> EnvkitError:
-    """Return the error for the HTTP response with which a server has refused to open a WebSocket."""
-    status = f"{address} answered with status {response.status_code}"
+def refusal(status_code: int, body: bytes, address: str) -> EnvkitError:
+    """Return the error for the HTTP response with which a server has refused a request, or to open a WebSocket."""
+    status = f"{address} answered with status {status_code}"
     try:
-        error = from_problem(_PROBLEM.decode(response.body or b""))
+        error = from_problem(_PROBLEM.decode(body))
     except (ValueError, RecursionError):
-        if response.status_code == HTTPStatus.UNAUTHORIZED:  # the answer is from a proxy in front of the server
+        if status_code == HTTPStatus.UNAUTHORIZED:  # the answer is from a proxy in front of the server
             return UnauthorizedError(f"{status}: it requires authentication")
         return UnreachableError(f"{status}; check that an envkit server runs there")
     if isinstance(error, (UnauthorizedError, ForbiddenError)):

@@ -7,11 +7,11 @@ import os
 import random
 import uuid
 from asyncio import Future
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -55,7 +55,7 @@ _POLL_DELAYS_S = (0.01, 1.0)
 """Initial and maximum seconds between two checks whether a full server has a free slot again."""
 
 
-class EnvClient(EnvHost):
+class EnvClient(EnvHost, anyio.AsyncContextManagerMixin):
     """Plays episodes on a server. Use it with ``async with``, which connects.
 
     All calls share one WebSocket. If the WebSocket breaks, the client reconnects and sends unanswered calls again. If
@@ -77,7 +77,13 @@ class EnvClient(EnvHost):
         token: Token for the server at `url`; default: the environment variable ``ENVKIT_TOKEN``.
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
         outages: Repeats leases, steps and graders during outages of the server; None: no call waits for it.
+
+    Attributes:
+        address: The server's address or name, as shown in error messages.
+        capacity: Number of episode slots that this client may use on the server, as the server last reported it.
     """
+
+    capacity = 0
 
     def __init__(
         self,
@@ -99,38 +105,26 @@ class EnvClient(EnvHost):
         for key, seconds in times.items():
             if seconds <= 0:
                 raise UsageError(f"{key} must be above 0, got {seconds}")
-        self._address = name if url is None else url.rstrip("/")
+        self.address = name if url is None else url.rstrip("/")
         self._timeout_s = timeout_s
         self._reset_timeout_s = reset_timeout_s
         self._grade_timeout_s = grade_timeout_s
         self._wait_timeout_s = wait_timeout_s
         if connect is None:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
-            connector = url_connector(self._address, timeout_s, token=token, ca=ca)
+            connector = url_connector(self.address, timeout_s, token=token, ca=ca)
         else:
             # Send no token: the socket may lead into a sandbox, whose programs must not see the token.
             if token is not None or ca is not None:
                 raise UsageError("token and ca need url; omit them if you pass connect")
             connector = socket_connector(connect, timeout_s)
-        self._connection = SharedWebSocket(self._address, connector)
+        self._connection = SharedWebSocket(self.address, connector)
         self._outages = outages or Outages(0.0, print)
         self._rng = random.Random()
-        self._capacity = 0
         self._queued = 0
-        # Created in `__aenter__`, because they need a running event loop.
-        self._resources: AsyncExitStack
+        # Created when the client connects, because they need a running event loop.
         self._poll_locks: dict[str, anyio.Lock]
         self._released: anyio.Event
-
-    @property
-    def address(self) -> str:
-        """The server's address or name, as shown in error messages."""
-        return self._address
-
-    @property
-    def capacity(self) -> int:
-        """Number of episode slots that this client may use on the server, as the server last reported it."""
-        return self._capacity
 
     @property
     def queued(self) -> int:
@@ -176,25 +170,19 @@ class EnvClient(EnvHost):
     async def ready(self) -> messages.ReadyReply:
         """Return whether the server could start an episode now."""
         ready = await self._call(table.READY, messages.NoBody())
-        self._capacity = ready.capacity if ready.limit is None else ready.limit
+        self.capacity = ready.capacity if ready.limit is None else ready.limit
         return ready
 
     async def envs(self) -> list[messages.EnvReply]:
         """List the environments of the server."""
         return (await self._call(table.ENVS, messages.NoBody())).envs
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as resources:
-            await resources.enter_async_context(self._connection.connected())
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self, None]:
+        async with self._connection.connected():
             self._poll_locks, self._released = {}, anyio.Event()
             await self.ready()
-            self._resources = resources.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._resources.__aexit__(kind, error, trace)
+            yield self
 
     async def _create(self, id: str, task: Task) -> Episode:
         """Create a session as soon as the server has a free slot, and return its episode."""
@@ -235,7 +223,7 @@ class EnvClient(EnvHost):
                     await self._wait_for_release(delay_s)
                 delay_s = first_s
                 while not (await self.ready()).ready:
-                    if not self._capacity:
+                    if not self.capacity:
                         return False
                     await self._wait_for_release(delay_s)
                     delay_s = min(2 * delay_s, max_s)
@@ -252,27 +240,18 @@ class EnvClient(EnvHost):
         return await self._connection.call(operation, request, self._timeout_s)
 
 
+@dataclass(eq=False)
 class SessionEpisode(Episode):
-    """An episode on a server. `start` is the result of its reset, or the error that its reset raised."""
+    """An episode on a server. `_start` is the result of its reset, or the error that its reset raised."""
 
-    def __init__(
-        self,
-        id: str,
-        start: Reset | EnvkitError,
-        turn: int,
-        connection: SharedWebSocket,
-        outages: Outages,
-        timeout_s: float,
-        grade_timeout_s: float,
-    ) -> None:
-        self._turn = turn
-        self._id = id
-        self._start = start
-        self._connection = connection
-        self._outages = outages
-        self._timeout_s = timeout_s
-        self._grade_timeout_s = grade_timeout_s
-        self._is_reset = False
+    _id: str
+    _start: Reset | EnvkitError
+    _turn: int
+    _connection: SharedWebSocket
+    _outages: Outages
+    _timeout_s: float
+    _grade_timeout_s: float
+    _is_reset: bool = False
 
     @property
     def turn(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import anyio
@@ -20,45 +21,34 @@ _DELAYS_S = (0.1, 2.0)
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Outages:
     """Repeats the calls to one server while it is unreachable.
 
-    Args:
+    Attributes:
         timeout_s: Maximum seconds of an outage, over all calls; 0 repeats no call.
         announce: Called with one line when an outage begins.
         is_outage: Whether an error of a call means that the call is to be repeated.
         lost: Returns the error to raise after the timeout, from the error of the last call.
+        waiting_leases: Number of leases that wait for the server.
     """
 
-    def __init__(
-        self,
-        timeout_s: float,
-        announce: Callable[[str], None],
-        *,
-        is_outage: Callable[[EnvkitError], bool] = lambda error: isinstance(error, UnreachableError),
-        lost: Callable[[EnvkitError], EnvkitError] = lambda error: error,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._announce = announce
-        self._is_outage = is_outage
-        self._lost = lost
-        self._down_since: float | None = None
-        self._rng = random.Random()
-        self.waiting_leases = 0
-        """Number of leases that wait for the server."""
+    timeout_s: float
+    announce: Callable[[str], None]
+    is_outage: Callable[[EnvkitError], bool] = lambda error: isinstance(error, UnreachableError)
+    lost: Callable[[EnvkitError], EnvkitError] = lambda error: error
+    waiting_leases: int = field(default=0, init=False)
+    _down_since: float | None = field(default=None, init=False)
+    _rng: random.Random = field(default_factory=random.Random, init=False)
 
     async def call(self, call: Callable[[], Awaitable[T]], *, is_lease: bool = False) -> T:
-        """Make a call that may be repeated, again and again until the server answers.
-
-        Raises:
-            EnvkitError: As `call`, or the outage has exceeded its timeout.
-        """
+        """Make a call that may be repeated, again and again until the server answers or the timeout is exceeded."""
         delay_s, max_s = _DELAYS_S
         while True:
             try:
                 answer = await call()
             except EnvkitError as error:
-                if not self._is_outage(error):
+                if not self.is_outage(error):
                     self._down_since = None  # the server answered
                     raise
                 self._check(error)
@@ -81,8 +71,8 @@ class Outages:
         now = clock.now()
         if self._down_since is None:
             self._down_since = now
-            if self._timeout_s:
-                self._announce(f"{error}; waiting up to {self._timeout_s:g} s for the server")
-        if now - self._down_since >= self._timeout_s:
+            if self.timeout_s:
+                self.announce(f"{error}; waiting up to {self.timeout_s:g} s for the server")
+        if now - self._down_since >= self.timeout_s:
             self._down_since = None
-            raise self._lost(error) from None
+            raise self.lost(error) from None

@@ -171,7 +171,7 @@ class RemoteSandbox(Sandbox):
     ) -> AsyncIterator[RemoteProgram]:
         arguments = tuple(map(wire.encode_argument, argv))
         body = wire.ProgramBody(arguments, timeout_s, dict(env or {}), cwd, user, terminal)
-        async with await self._transport.open_stream(table.PROGRAM, wire.ProgramQuery(self._id)) as connection:
+        async with await self._transport.open_stream(table.PROGRAM, wire.SandboxFrame(self._id)) as connection:
             with suppress(ConnectionClosed):  # the server has refused the program; `receive` raises the reason
                 await connection.send(write(body).decode())
             yield self._program(connection)

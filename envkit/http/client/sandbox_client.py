@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+import anyio
+
 from envkit import clock
-from envkit.errors import (
-    EnvkitError,
-    UsageError,
-)
+from envkit.errors import EnvkitError, UsageError
 from envkit.http.client.env_client import TOKEN_VARIABLE
 from envkit.http.client.outages import Outages
 from envkit.http.client.remote_sandbox import SLACK_S, RemoteSandbox
@@ -35,7 +33,7 @@ _LEASE_S = 60.0
 """Seconds after a client has disconnected until the server stops the sandboxes that the client leased."""
 
 
-class SandboxClient:
+class SandboxClient(anyio.AsyncContextManagerMixin):
     """Leases sandboxes from a server. Use the client with ``async with``, which connects to the server.
 
     Args:
@@ -63,7 +61,6 @@ class SandboxClient:
         if reads_variable:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
         self.transport = SandboxTransport(url, token, ca, folder_transport, outages or Outages(0.0, print))
-        self._resources: AsyncExitStack  # created in `__aenter__`
 
     @asynccontextmanager
     async def lease(
@@ -174,14 +171,8 @@ class SandboxClient:
         """Stop a sandbox; see `RemoteSandbox.stop`."""
         await self.get(id).stop()
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as resources:
-            self.transport.tasks = await resources.enter_async_context(self.transport.websocket.connected())
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self, None]:
+        async with self.transport.websocket.connected() as self.transport.tasks:
             await self.transport.call(table.HEALTH, NoBody())
-            self._resources = resources.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._resources.__aexit__(kind, error, trace)
+            yield self

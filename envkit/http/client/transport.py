@@ -13,19 +13,11 @@ from urllib.parse import urlsplit
 
 import anyio
 import httpx
-import msgspec
 from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection
 
 from envkit import clock
-from envkit.errors import (
-    CapacityError,
-    EnvkitError,
-    RateLimitError,
-    UnreachableError,
-    UnsupportedError,
-    from_problem,
-)
+from envkit.errors import CapacityError, RateLimitError, UnreachableError, UnsupportedError
 from envkit.http.client.connect import (
     CONNECT_TIMEOUT_S,
     authorization_headers,
@@ -33,7 +25,7 @@ from envkit.http.client.connect import (
     trusted_context,
     url_connector,
 )
-from envkit.http.client.connection import SharedWebSocket, connect_once
+from envkit.http.client.connection import SharedWebSocket, connect_once, refusal
 from envkit.http.client.outages import Outages
 from envkit.http.protocol.operations import KEY_HEADER, Operation, Q, R
 from envkit.http.sandboxes.transfers import FolderTransport
@@ -46,8 +38,6 @@ _RETRY_S = 60.0
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 1.0
 """Backoff: seconds before the first of these retries, and the maximum before a later one."""
-
-_PROBLEM = msgspec.json.Decoder(dict[str, Any])
 
 T = TypeVar("T")
 
@@ -80,11 +70,7 @@ class SandboxTransport:
 
     @property
     def folder_transport(self) -> FolderTransport:
-        """Object that packs and unpacks folders for transfers.
-
-        Raises:
-            UnsupportedError: The client was created without `folder_transport`.
-        """
+        """Object that packs and unpacks folders; raises `UnsupportedError` if the client was created without one."""
         if self._folder_transport is None:
             raise UnsupportedError("cannot copy folders: this client was created without a folder transport; pass one")
         return self._folder_transport
@@ -173,13 +159,7 @@ class SandboxTransport:
                 client.stream(verb, url, content=content, headers=headers) as response,
             ):
                 if not response.is_success:
-                    raise self._refusal(response.status_code, await response.aread())
+                    raise refusal(response.status_code, await response.aread(), self.address)
                 yield response
         except httpx.RequestError as error:
             raise UnreachableError(f"{self.address}: {str(error) or type(error).__name__}") from None
-
-    def _refusal(self, status: int, content: bytes) -> EnvkitError:
-        try:
-            return from_problem(_PROBLEM.decode(content))
-        except (ValueError, RecursionError):
-            return UnreachableError(f"{self.address}: status {status}; check that an envkit server runs there")

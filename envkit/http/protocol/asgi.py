@@ -1,19 +1,22 @@
-"""ASGI types and helpers with which the server answers frequent requests, without the overhead of a web framework."""
+"""ASGI types, the handlers of operations, and helpers that answer requests without the overhead of a web framework."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qs
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import parse_qsl
 
 import anyio
 import msgspec
 
 from envkit.errors import RequestError, TooLargeError, did_you_mean
+from envkit.http.auth.caller import Caller
 from envkit.http.protocol.decode_errors import explained
 from envkit.http.protocol.messages import UNREADABLE, Problem, write
-from envkit.http.protocol.operations import Operation
+from envkit.http.protocol.operations import Operation, Q, R
 from envkit.http.protocol.sandbox_messages import Key
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -22,6 +25,9 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]
+
+S = TypeVar("S")
+M = TypeVar("M", bound=Callable[..., Any])
 
 RETRY_AFTER_S = 1
 """Default value of the ``Retry-After`` header, in seconds."""
@@ -71,16 +77,6 @@ async def respond(
     await send({"type": "http.response.body", "body": body})
 
 
-def query_of(scope: Scope) -> dict[str, str]:
-    """Return the query parameters of a request, of repeated ones the last; raise `RequestError` if it is invalid."""
-    query: bytes = scope.get("query_string", b"")
-    try:
-        found = parse_qs(query.decode("latin-1"), errors="surrogateescape", keep_blank_values=True)
-    except ValueError as error:
-        raise RequestError(f"the query cannot be parsed: {error}") from None
-    return {name: values[-1] for name, values in found.items()}
-
-
 async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
     """Cancel `scope` when the caller disconnects."""
     while (await receive())["type"] != "http.disconnect":
@@ -91,16 +87,18 @@ async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> No
 def parameters(operation: Operation[Any, Any], values: Mapping[str, str], scope: Scope) -> dict[str, Any]:
     """Return the fields of a request that are outside its body: in the path (`values`), the query or the key's header.
 
-    Raises:
-        RequestError: A parameter is missing, unknown or not valid.
+    Of a repeated query parameter, the last value counts. Raises `RequestError` if a parameter is missing or invalid.
     """
-    given: dict[str, Any] = dict(values)
-    if scope.get("query_string"):
-        for name, value in query_of(scope).items():
-            if name not in operation.queries:
-                hint = did_you_mean(name, operation.queries)
-                raise RequestError(f"unknown query parameter {name[:100]!r}{hint}")
-            given[name] = value
+    query = scope.get("query_string", b"").decode("latin-1")
+    try:
+        given: dict[str, Any] = dict(parse_qsl(query, errors="surrogateescape", keep_blank_values=True))
+    except ValueError as error:
+        raise RequestError(f"the query cannot be parsed: {error}") from None
+    for name in given:
+        if name not in operation.queries:
+            hint = did_you_mean(name, operation.queries)
+            raise RequestError(f"unknown query parameter {name[:100]!r}{hint}")
+    given |= values
     checked = _converted(given, operation.parameters, strict=False)
     given = {name: getattr(checked, name) for name in checked.__struct_fields__}
     if operation.has_key:
@@ -175,3 +173,55 @@ async def until_disconnect(receive: Receive, work: Callable[[], Awaitable[CallOu
         outcome = await work()
         tasks.cancel_scope.cancel()
     return outcome
+
+
+@dataclass(slots=True)
+class HttpCall:
+    """One HTTP request for an operation, with the functions that receive its body and send its response."""
+
+    caller: Caller
+    scope: Scope
+    receive: Receive
+    send_message: Send
+    has_started: bool = False
+    """Whether a response was started, so that an error can no longer be reported in it."""
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response."""
+        self.has_started = True
+        await self.send_message(message)
+
+    async def body(self, limit: int) -> bytes:
+        """Return the body of the request; see `read_body`."""
+        return await read_body(self.scope, self.receive, limit)
+
+
+Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
+Handles: TypeAlias = Callable[[S, Q, Caller], Awaitable[R]]
+HandlesHttp: TypeAlias = Callable[[S, Q, HttpCall], Awaitable[CallOutcome | None]]
+
+
+def handles(operation: Operation[Q, R]) -> Callable[[Handles[S, Q, R]], Handles[S, Q, R]]:
+    """Return a decorator for the method that handles `operation`. The API document contains the method's docstring."""
+    return partial(_bind, operation)
+
+
+def handles_http(operation: Operation[Q, Any]) -> Callable[[HandlesHttp[S, Q]], HandlesHttp[S, Q]]:
+    """Return a decorator like `handles` for an operation that has only an HTTP route.
+
+    The method returns the outcome of the call, or None if it has sent a response itself.
+    """
+    return partial(_bind, operation)
+
+
+def _bind(operation: Operation[Any, Any], method: M) -> M:
+    method.__dict__["operation"] = operation
+    return method
+
+
+def handlers_of(owner: object) -> Iterator[tuple[Operation[Any, Any], Handler]]:
+    """Yield each operation that a method of `owner` handles, and this method, bound to `owner`."""
+    for name, method in vars(type(owner)).items():
+        operation = getattr(method, "operation", None)
+        if isinstance(operation, Operation):
+            yield operation, getattr(owner, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from msgspec import inspect
@@ -44,13 +44,18 @@ def explained(error: Exception, data: bytes | msgspec.Raw, kind: object) -> str:
     if text.startswith(_MALFORMED):  # library's message: msgspec
         return f"the message is not JSON: {text.removeprefix(_MALFORMED)}"
     if found := _UNKNOWN.fullmatch(text):  # library's message: msgspec
-        reason = (
-            f"unknown field {found[1][:_MAX_CHARS]!r}{did_you_mean(found[1], set(_fields(inspect.type_info(kind))))}"
-        )
+        structs = [one for one in _types(inspect.type_info(kind)) if isinstance(one, inspect.StructType)]
+        names = {field.encode_name for one in structs for field in one.fields}
+        reason = f"unknown field {found[1][:_MAX_CHARS]!r}{did_you_mean(found[1], names)}"
     elif found := _MISSING.fullmatch(text):  # library's message: msgspec
         reason = f"the field {found[1]!r} is missing"
     elif found := _PATTERN.fullmatch(text):  # library's message: msgspec
-        reason = f"invalid value; must be: {dict(_patterns(inspect.type_info(kind))).get(found[1], found[1])}"
+        known = {
+            repr(one.type.pattern)[1:-1]: (one.extra_json_schema or {}).get("description", "")
+            for one in _types(inspect.type_info(kind))
+            if isinstance(one, inspect.Metadata) and isinstance(one.type, inspect.StrType)
+        }
+        reason = f"invalid value; must be: {known.get(found[1], found[1])}"
     else:
         reason = re.sub(r"`([a-z |]+)`", lambda words: _type(words[1]), text)  # library's message: msgspec
         reason = reason[:1].lower() + reason[1:]
@@ -73,26 +78,15 @@ def _wanted(kind: object) -> str:
     return f"a JSON object with {', '.join(names)}" if names else "a JSON object, such as {}"
 
 
-def _patterns(kind: inspect.Type) -> Iterator[tuple[str, str]]:
-    """Yield a pair for each string field of a message type: its pattern, escaped as by `repr`, and its description."""
+def _types(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield the type of a message, and those of its fields, including nested ones."""
+    yield kind
+    inner: Iterable[inspect.Type] = ()
     if isinstance(kind, inspect.StructType):
-        for field in kind.fields:
-            yield from _patterns(field.type)
+        inner = [field.type for field in kind.fields]
     elif isinstance(kind, inspect.UnionType):
-        for member in kind.types:
-            yield from _patterns(member)
-    elif isinstance(kind, inspect.Metadata) and isinstance(kind.type, inspect.StrType):
-        yield repr(kind.type.pattern)[1:-1], (kind.extra_json_schema or {}).get("description", "")
-
-
-def _fields(kind: inspect.Type) -> Iterator[str]:
-    """Yield the names of all fields of a message type, including nested ones."""
-    if isinstance(kind, inspect.StructType):
-        for field in kind.fields:
-            yield field.encode_name
-            yield from _fields(field.type)
-    elif isinstance(kind, inspect.UnionType):
-        for member in kind.types:
-            yield from _fields(member)
+        inner = kind.types
     elif isinstance(kind, (inspect.ListType, inspect.VarTupleType)):
-        yield from _fields(kind.item_type)
+        inner = [kind.item_type]
+    for one in inner:
+        yield from _types(one)

@@ -312,11 +312,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode one message.
-
-    Raises:
-        RequestError: The data is not JSON or not a message of this type; the error names the field and the reason.
-    """
+    """Decode one message; if it is invalid, raise `RequestError`, which names the field and the reason."""
     try:
         return decoder.decode(data)
     except UNREADABLE as error:
@@ -326,8 +322,7 @@ def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
 def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
     """Decode a list with `many`. If that fails, decode each message with `one`, and return an error for an invalid one.
 
-    Raises:
-        RequestError: The data is not a JSON list.
+    Raises `RequestError` if the data is not a JSON list.
     """
     with suppress(*UNREADABLE):
         return [*many.decode(data)]
@@ -341,11 +336,7 @@ def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.jso
 
 
 def write(message: object) -> bytes:
-    """Encode one message; NumPy values are allowed.
-
-    Raises:
-        RequestError: The message contains a value that JSON cannot encode.
-    """
+    """Encode one message; NumPy values are allowed. Raises `RequestError` for a value that JSON cannot encode."""
     try:
         return _ENCODER.encode(message)
     except (TypeError, ValueError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 From this table, the server makes its WebSocket methods, its HTTP routes, its checks of token scopes and the OpenAPI
 document. The clients use the table to make calls, and ``docs/http-api.md`` lists it. A handler on the server is bound
-to its operation with `envkit.http.protocol.handlers.handles`.
+to its operation with `envkit.http.protocol.asgi.handles`.
 
 Over the WebSocket, a request is sent as JSON, as the parameters of a frame. Over HTTP, its fields are divided:
 
@@ -212,7 +212,7 @@ LOG = Operation("sandbox.log", wire.SandboxFrame, wire.LogReply, SANDBOX, f"GET 
 STATS = Operation("sandbox.stats", wire.SandboxFrame, wire.StatsReply, SANDBOX, f"GET {_ONE}/stats")
 STOP = Operation("sandbox.stop", wire.SandboxFrame, messages.DoneReply, SANDBOX, f"DELETE {_ONE}")
 CANCEL = Operation("sandbox.cancel", wire.CancelFrame, messages.DoneReply, SANDBOX)
-PROGRAM = Operation("sandbox.program", wire.ProgramQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/program")
+PROGRAM = Operation("sandbox.program", wire.SandboxFrame, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/program")
 CONNECT = Operation("sandbox.connect", wire.ConnectQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/connect")
 
 NODE_FACTS = Operation("node", messages.NoBody, nodes.NodeReply, SANDBOX, f"GET {_V1}/node")

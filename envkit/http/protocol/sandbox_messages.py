@@ -163,7 +163,10 @@ class ExecFrame(ExecBody, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A program with streamed input and output. `terminal` is its terminal's rows and columns; null means pipes."""
+    """The first message of a WebSocket: a program with streamed input and output.
+
+    `terminal` is its terminal's rows and columns; null means pipes.
+    """
 
     argv: Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=1)]
     timeout_s: Positive
@@ -171,12 +174,6 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cwd: str | None = None
     user: SandboxUser = "agent"
     terminal: tuple[TerminalSize, TerminalSize] | None = None
-
-
-class ProgramQuery(msgspec.Struct, frozen=True):
-    """The sandbox in which to run a program. The first WebSocket message is a `ProgramBody`."""
-
-    sandbox_id: AnyId
 
 
 class ConnectQuery(msgspec.Struct, frozen=True):

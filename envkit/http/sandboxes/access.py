@@ -19,7 +19,7 @@ from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.handlers import handles
+from envkit.http.protocol.asgi import handles
 from envkit.http.protocol.messages import DoneReply
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import SandboxView, TenantKey
@@ -123,9 +123,8 @@ class SandboxAccess:
     def usable_key(self, id: str, caller: Caller) -> TenantKey:
         """Return the key of the sandbox that the caller names `id`.
 
-        Raises:
-            SandboxNotFoundError: It is one of the server's own sandboxes. Administrators see their states, but only
-                the server itself uses and stops them.
+        Raises `SandboxNotFoundError` for the server's own sandboxes: administrators see their states, but only the
+        server itself uses and stops them.
         """
         key = caller.key(id)
         if key.id.startswith(":") and not caller.own_prefix:
@@ -147,11 +146,7 @@ class SandboxAccess:
         scope.cancel()
 
     async def unless_closing(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Run `work` to its end, but cancel it if the server shuts down.
-
-        Raises:
-            UnreachableError: The server shut down before `work` ended.
-        """
+        """Run `work` to its end; if the server shuts down before, cancel it and raise `UnreachableError`."""
         with anyio.CancelScope() as until_closing:
             async with clock.background_tasks() as tasks:
                 tasks.start_soon(self.cancel_when_closing, until_closing)

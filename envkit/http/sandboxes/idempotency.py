@@ -13,8 +13,9 @@ deleted fails, so that nothing runs twice. A call that is repeated after its key
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import anyio
@@ -30,17 +31,16 @@ MAX_COUNT = 10_000
 MAX_BYTES = 64 << 20
 
 Work: TypeAlias = Callable[[], Awaitable[CallOutcome]]
+_FullKey: TypeAlias = tuple[TenantKey, str]
 
 
+@dataclass(slots=True, eq=False)
 class _KeyedCall:
-    __slots__ = ("content", "done", "ended_at", "outcome", "scope")
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.done = anyio.Event()
-        self.scope = anyio.CancelScope()
-        self.outcome: CallOutcome | None = None
-        self.ended_at = 0.0
+    content: bytes
+    done: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    outcome: CallOutcome | None = None
+    ended_at: float = 0.0
 
 
 class IdempotentCalls:
@@ -50,20 +50,18 @@ class IdempotentCalls:
     """
 
     def __init__(
-        self,
-        failure: Callable[[Exception], CallOutcome],
-        *,
-        max_count: int = MAX_COUNT,
-        max_bytes: int = MAX_BYTES,
+        self, failure: Callable[[Exception], CallOutcome], *, max_count: int = MAX_COUNT, max_bytes: int = MAX_BYTES
     ) -> None:
         self.tasks: TaskGroup | None = None
         """Runs the calls, which outlive their callers; None while the server is not running."""
         self._failure = failure
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._calls: defaultdict[TenantKey, dict[str, _KeyedCall]] = defaultdict(dict)
-        self._ended: OrderedDict[tuple[TenantKey, str], _KeyedCall] = OrderedDict()
-        self._with_outcome: OrderedDict[tuple[TenantKey, str], _KeyedCall] = OrderedDict()
+        self._calls: dict[_FullKey, _KeyedCall] = {}
+        self._ended: OrderedDict[_FullKey, _KeyedCall] = OrderedDict()
+        """The calls that have ended, in this order."""
+        self._with_outcome: OrderedDict[_FullKey, _KeyedCall] = OrderedDict()
+        """Those of them whose answer is stored."""
         self._bytes = 0
 
     async def run(self, sandbox: TenantKey, key: str, content: bytes, work: Work) -> CallOutcome:
@@ -74,11 +72,11 @@ class IdempotentCalls:
         Raises:
             SandboxConflictError: An earlier call with this idempotency key had different content.
         """
-        call = self._calls[sandbox].get(key) if sandbox in self._calls else None
+        call = self._calls.get((sandbox, key))
         if call is None:
             assert self.tasks is not None
-            call = self._calls[sandbox][key] = _KeyedCall(content)
-            self.tasks.start_soon(self._run, sandbox, key, call, work)
+            call = self._calls[sandbox, key] = _KeyedCall(content)
+            self.tasks.start_soon(self._run, (sandbox, key), call, work)
         elif call.content not in (content, _CANCELLED_CONTENT):
             raise SandboxConflictError(f"the key {key!r} belongs to another call of this sandbox; use a new key")
         await call.done.wait()
@@ -89,62 +87,57 @@ class IdempotentCalls:
         """Cancel the call with this idempotency key, and wait until it has ended. If there is no such call yet, a later
         call with this key does not start.
         """
-        call = self._calls[sandbox].get(key)
+        call = self._calls.get((sandbox, key))
         if call is None:
-            call = self._calls[sandbox][key] = _KeyedCall(_CANCELLED_CONTENT)
-            self._end(sandbox, key, call, self._failure(_cancelled(key)))
+            call = self._calls[sandbox, key] = _KeyedCall(_CANCELLED_CONTENT)
+            self._end((sandbox, key), call, self._failure(_cancelled(key)))
         call.scope.cancel()
         await call.done.wait()
 
     def drop(self, sandbox: TenantKey) -> None:
         """Delete the keys and answers of a stopped sandbox. Running calls are not cancelled: they end by themselves."""
-        for key in self._calls.pop(sandbox, {}):
-            self._ended.pop((sandbox, key), None)
-            self._drop_outcome(sandbox, key)
+        for key in [key for key in self._calls if key[0] == sandbox]:
+            self._forget(key)
 
-    async def _run(self, sandbox: TenantKey, key: str, call: _KeyedCall, work: Work) -> None:
+    async def _run(self, key: _FullKey, call: _KeyedCall, work: Work) -> None:
         outcome = None
         try:
             with call.scope:
                 outcome = await work()
         finally:
-            self._end(sandbox, key, call, outcome or self._failure(_cancelled(key)))
+            self._end(key, call, outcome or self._failure(_cancelled(key[1])))
 
-    def _end(self, sandbox: TenantKey, key: str, call: _KeyedCall, outcome: CallOutcome) -> None:
+    def _end(self, key: _FullKey, call: _KeyedCall, outcome: CallOutcome) -> None:
         call.outcome = outcome
         call.ended_at = clock.now()
         call.done.set()
-        if self._calls.get(sandbox, {}).get(key) is call:  # otherwise `drop` removed it
-            full_key = sandbox, key
-            self._ended[full_key] = self._with_outcome[full_key] = call
+        if self._calls.get(key) is call:  # otherwise `drop` removed it
+            self._ended[key] = self._with_outcome[key] = call
             self._bytes += len(outcome.body)
             self._trim()
 
     def _trim(self) -> None:
         expired_s = clock.now() - KEEP_S
         while self._ended:
-            (sandbox, key), call = next(iter(self._ended.items()))
+            key, call = next(iter(self._ended.items()))
             if len(self._ended) <= self._max_count and call.ended_at >= expired_s:
                 break
-            del self._ended[sandbox, key]
-            self._drop_outcome(sandbox, key)
-            calls = self._calls[sandbox]
-            del calls[key]
-            if not calls:
-                del self._calls[sandbox]
+            self._forget(key)
         while self._bytes > self._max_bytes:
-            sandbox, key = next(iter(self._with_outcome))
-            dropped = _KeyedCall(self._with_outcome[sandbox, key].content)
-            dropped.outcome = self._failure(SandboxConflictError(f"the answer for the key {key!r} is no longer stored"))
-            dropped.ended_at = self._with_outcome[sandbox, key].ended_at
-            dropped.done.set()
-            self._drop_outcome(sandbox, key)
+            key, call = next(iter(self._with_outcome.items()))
+            error = SandboxConflictError(f"the answer for the key {key[1]!r} is no longer stored")
+            self._drop_outcome(key)
             # From now on, a repeated call gets this error. Callers that already wait hold the old `_KeyedCall`, so they
             # still get its answer.
-            self._calls[sandbox][key] = self._ended[sandbox, key] = dropped
+            self._calls[key] = self._ended[key] = replace(call, outcome=self._failure(error))
 
-    def _drop_outcome(self, sandbox: TenantKey, key: str) -> None:
-        call = self._with_outcome.pop((sandbox, key), None)
+    def _forget(self, key: _FullKey) -> None:
+        del self._calls[key]
+        self._ended.pop(key, None)
+        self._drop_outcome(key)
+
+    def _drop_outcome(self, key: _FullKey) -> None:
+        call = self._with_outcome.pop(key, None)
         if call is not None and call.outcome is not None:
             self._bytes -= len(call.outcome.body)
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -27,8 +28,7 @@ from envkit.errors import EnvkitError
 from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, parameters, respond_outcome
-from envkit.http.protocol.handlers import HttpCall
+from envkit.http.protocol.asgi import CallOutcome, HttpCall, Receive, Scope, Send, parameters, respond_outcome
 from envkit.http.protocol.messages import Problem, read, write
 from envkit.http.protocol.operations import Operation
 from envkit.http.sandboxes.access import SandboxAccess
@@ -44,12 +44,12 @@ _PIECE_BYTES = 1 << 16
 _RENEW_S = 20.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SandboxStreams:
     """Serves the byte streams. `failure` converts an error to an outcome, as `SessionOperations.failure` does."""
 
-    def __init__(self, access: SandboxAccess, failure: Callable[[Exception], CallOutcome]) -> None:
-        self._access = access
-        self._failure = failure
+    access: SandboxAccess
+    failure: Callable[[Exception], CallOutcome]
 
     async def serve(
         self, operation: Operation[Any, Any], sandbox_id: str, scope: Scope, receive: Receive, send: Send
@@ -60,9 +60,8 @@ class SandboxStreams:
         end: wire.StreamEnd | None = None
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._access.cancel_when_closing, tasks.cancel_scope)
-                values = {"sandbox_id": sandbox_id}
-                end = await self._run(operation, values, HttpCall(caller_of(scope), scope, receive, send), tasks)
+                tasks.start_soon(self.access.cancel_when_closing, tasks.cancel_scope)
+                end = await self._run(operation, sandbox_id, HttpCall(caller_of(scope), scope, receive, send), tasks)
                 tasks.cancel_scope.cancel()
         except* (_DisconnectedError, OSError):
             pass
@@ -76,24 +75,21 @@ class SandboxStreams:
         caller = caller_of(scope)
         try:
             query = table.CONNECT.request(**parameters(table.CONNECT, {"sandbox_id": sandbox_id}, scope))
-            stream = await self._access.find(sandbox_id, caller).connect(_address(query.to))
+            stream = await self.access.find(sandbox_id, caller).connect(_address(query.to))
         except Exception as error:
-            await respond_outcome(send, self._failure(error))
+            await respond_outcome(send, self.failure(error))
             return
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._access.cancel_when_closing, tasks.cancel_scope)
+            tasks.start_soon(self.access.cancel_when_closing, tasks.cancel_scope)
             tasks.start_soon(self._renew, sandbox_id, caller)
             await relay_bytes(stream, take)
             tasks.cancel_scope.cancel()
 
-    async def _run(
-        self, operation: Operation[Any, Any], values: Mapping[str, str], call: HttpCall, tasks: TaskGroup
-    ) -> wire.StreamEnd:
-        id, caller = values["sandbox_id"], call.caller
+    async def _run(self, operation: Operation[Any, Any], id: str, call: HttpCall, tasks: TaskGroup) -> wire.StreamEnd:
         try:
-            query = operation.request(**parameters(operation, values, call.scope))
-            sandbox = self._access.find(id, caller)
-            tasks.start_soon(self._renew, id, caller)
+            query = operation.request(**parameters(operation, {"sandbox_id": id}, call.scope))
+            sandbox = self.access.find(id, call.caller)
+            tasks.start_soon(self._renew, id, call.caller)
             if operation is table.PROGRAM:
                 return wire.StreamEnd(await self._program(sandbox, call.receive, call.send, tasks))
             await _connection(sandbox, query.to, call.receive, call.send, tasks)
@@ -101,7 +97,7 @@ class SandboxStreams:
         except (_DisconnectedError, OSError):
             raise
         except Exception as error:
-            problem = self._failure(error).body
+            problem = self.failure(error).body
             return wire.StreamEnd(error=msgspec.json.decode(problem, type=Problem))
 
     async def _renew(self, id: str, caller: Caller) -> None:
@@ -109,12 +105,12 @@ class SandboxStreams:
         while True:
             await anyio.sleep(_RENEW_S)
             with suppress(EnvkitError):
-                self._access.find(id, caller)
+                self.access.find(id, caller)
 
     async def _program(self, sandbox: Sandbox, receive: Receive, send: Send, tasks: TaskGroup) -> wire.ExecReply:
         first = await _next(receive)
         body = read(first if isinstance(first, bytes) else first.encode(), _PROGRAM)
-        self._access.check_timeout(body.timeout_s)
+        self.access.check_timeout(body.timeout_s)
         async with sandbox.program(
             wire.decode_arguments(body.argv),
             timeout_s=body.timeout_s,

@@ -24,8 +24,7 @@ from envkit.errors import DeadlineError, RateLimitError, TooLargeError, Unsuppor
 from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
-from envkit.http.protocol.asgi import CallOutcome, Receive, respond
-from envkit.http.protocol.handlers import HttpCall, handles_http
+from envkit.http.protocol.asgi import CallOutcome, HttpCall, Receive, handles_http, respond
 from envkit.http.protocol.messages import DoneReply, write
 from envkit.http.protocol.operations import Operation
 from envkit.http.sandboxes.access import FILE_S, SandboxAccess, within

@@ -44,7 +44,7 @@ class _Collector:
         table, counters = self._table, self._table.counters
         live = Counter(session.state for session in table.all())
         yield by_label(GaugeMetricFamily("envkit_sessions", "Live sessions, by state.", labels=["state"]), live)
-        yield GaugeMetricFamily("envkit_slots", "Slots: episodes that can run at the same time.", table.capacity)
+        yield GaugeMetricFamily("envkit_slots", "Slots: episodes that can run at the same time.", table.host.capacity)
         yield GaugeMetricFamily("envkit_slots_leased", "Slots in use.", table.leased)
         yield CounterMetricFamily("envkit_sessions_created", "Sessions created.", counters.sessions)
         yield CounterMetricFamily("envkit_steps", "Steps played.", sum(counters.buckets))

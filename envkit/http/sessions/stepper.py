@@ -7,6 +7,7 @@ from asyncio import Future
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
@@ -56,19 +57,17 @@ class SessionCounters:
         self.buckets[0 if seconds <= _SHORTEST_S else bisect_left(BOUNDS_S, seconds)] += 1
 
 
+@dataclass(slots=True, eq=False)
 class Stepper:
     """Plays the steps of all sessions of a server.
 
     `tasks` repeats a step if its sandbox or connection was lost before the future of the step had a result.
     """
 
-    def __init__(
-        self, counters: SessionCounters, now: Callable[[], float], precise: Callable[[], float], tasks: TaskGroup
-    ) -> None:
-        self._counters = counters
-        self._now = now
-        self._precise = precise
-        self._tasks = tasks
+    counters: SessionCounters
+    now: Callable[[], float]
+    precise: Callable[[], float]
+    tasks: TaskGroup
 
     def compute(self, session: Session, turn: int, action: str) -> Step | None:
         """Play a step without waiting and return its result; None if the environment does not compute synchronously.
@@ -79,12 +78,12 @@ class Stepper:
         if session.episode is None or not session.episode.computes:
             return None
         answer: Step | EnvkitError
-        began = self._precise()
+        began = self.precise()
         try:
             answer = session.episode.step_now(action)
         except Exception as error:
             answer = attributed(error, session.task)
-        self._counters.step(self._precise() - began)
+        self.counters.step(self.precise() - began)
         return session.play(turn, action, answer)
 
     def start_step(self, session: Session, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
@@ -93,7 +92,7 @@ class Stepper:
         Returns:
             False if no step was started, because the episode cannot play this step through a future.
         """
-        began = self._precise()
+        began = self.precise()
         try:
             answer = None if session.episode is None else session.episode.start_step(action)
         except EnvkitError:
@@ -109,7 +108,7 @@ class Stepper:
     async def play(self, session: Session, move: Move) -> None:
         """Play the step `move`, which has begun. It gets a result or error even if the calling task is cancelled."""
         session.stepping = anyio.CancelScope()
-        session.step_began = self._precise()
+        session.step_began = self.precise()
         await self._play(session, move, session.stepping)
 
     def _finish_step(self, session: Session, move: Move, settled: Callable[[Move], None], answer: Future[Raw]) -> None:
@@ -120,7 +119,7 @@ class Stepper:
                 step = session.episode.finish_step(answer)
         except (SandboxLostError, UnreachableError):  # `Episode.step` can still recover the episode
             session.stepping = anyio.CancelScope()
-            self._tasks.start_soon(self._play_again, session, move, settled, session.stepping)
+            self.tasks.start_soon(self._play_again, session, move, settled, session.stepping)
             return
         except Exception as error:
             step = attributed(error, session.task)
@@ -151,10 +150,10 @@ class Stepper:
             self._settle(session, move, answer)
 
     def _settle(self, session: Session, move: Move, answer: Step | EnvkitError) -> None:
-        session.used_at = self._now()
+        session.used_at = self.now()
         # Drop the future: it would keep the whole response in memory until the next step.
         session.stepping = None
-        self._counters.step(self._precise() - session.step_began)
+        self.counters.step(self.precise() - session.step_began)
         session.settle(move, answer)
 
 

@@ -99,9 +99,7 @@ class SessionTable:
             SessionState.GRADING: ("grader", grade_timeout_s),
         }
         self._sessions: dict[TenantKey, Session] = {}
-        self._leased: Counter[str] = Counter()
-        """Slots in use, by tenant."""
-        self._leased_of: Counter[tuple[str, str]] = Counter()
+        self._leased: Counter[tuple[str, str]] = Counter()
         """Slots in use, by part of the host and tenant."""
         self._tenant_share = tenant_share
         self._resuming: dict[TenantKey, Task] = {}
@@ -113,19 +111,16 @@ class SessionTable:
         self._stepper: Stepper
 
     @property
-    def capacity(self) -> int:
-        return self.host.capacity
-
-    @property
     def leased(self) -> int:
         """Number of slots in use. A session whose episode has ended uses no slot."""
         return self._leased.total()
 
     def slots_of(self, tenant: str) -> tuple[int, int]:
         """Return how many slots the tenant uses, and how many it may use. Callers without a token may use all."""
-        capacity = self.capacity
+        capacity = self.host.capacity
         limit = max(int(capacity * self._tenant_share), 1) if tenant else capacity
-        return self._leased[tenant], min(limit, capacity)
+        used = sum(count for (_, name), count in self._leased.items() if name == tenant)
+        return used, min(limit, capacity)
 
     def can_resume(self, key: TenantKey) -> bool:
         """Return whether this is a session of an earlier server process that can be resumed, but is not yet."""
@@ -315,8 +310,7 @@ class SessionTable:
         used, limit = self.slots_of(tenant)
         if used >= limit > 0:
             raise CapacityError(f"this tenant uses {used} of {capacity} slots (its limit); retry later")
-        self._leased[tenant] += 1
-        self._leased_of[part, tenant] += 1
+        self._leased[part, tenant] += 1
         self.counters.sessions += 1
         session = self._sessions[key] = Session(key, task, part)
         if not self._has_sessions.is_set():
@@ -329,10 +323,10 @@ class SessionTable:
         part, slots = self.host.partition_of(env_id, tenant)
         if not part:
             return part
-        if sum(count for (name, _), count in self._leased_of.items() if name == part) >= slots > 0:
+        if sum(count for (name, _), count in self._leased.items() if name == part) >= slots > 0:
             raise CapacityError(f"all {slots} slots for {part} are in use; retry later")
         limit = max(int(slots * self._tenant_share), 1) if tenant else slots
-        if self._leased_of[part, tenant] >= limit > 0:
+        if self._leased[part, tenant] >= limit > 0:
             raise CapacityError(f"this tenant uses {limit} of {slots} slots for {part} (its limit); retry later")
         return part
 
@@ -367,8 +361,7 @@ class SessionTable:
             if session.is_over and not isinstance(error, _VoidError):
                 _log.warning("session %s: releasing its slot failed: %s", session.key, failure)
         finally:
-            self._leased[session.key.tenant] -= 1
-            self._leased_of[session.part, session.key.tenant] -= 1
+            self._leased[session.part, session.key.tenant] -= 1
             self._break_unfinished(session, failure)
             session.opened.set()
             session.closed.set()

@@ -35,7 +35,7 @@ from envkit.http.client.env_client import TOKEN_VARIABLE
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol import node_messages as wire
 from envkit.http.protocol import operations as table
-from envkit.http.protocol.handlers import handles
+from envkit.http.protocol.asgi import handles
 from envkit.http.protocol.messages import NoBody
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import MAX_CONNECTIONS, require_address, serve

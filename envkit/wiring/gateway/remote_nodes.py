@@ -22,7 +22,7 @@ from envkit.http.auth.caller import Caller
 from envkit.http.client.connect import authorization_headers, read_token
 from envkit.http.protocol import node_messages as wire
 from envkit.http.protocol import operations as table
-from envkit.http.protocol.handlers import handles
+from envkit.http.protocol.asgi import handles
 from envkit.http.protocol.messages import DoneReply, NoBody
 from envkit.runs import files
 from envkit.sandbox import machine

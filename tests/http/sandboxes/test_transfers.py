@@ -13,8 +13,8 @@ import httpx
 from envkit import clock
 from envkit.errors import RateLimitError
 from envkit.http.auth.caller import Caller
+from envkit.http.protocol.asgi import HttpCall
 from envkit.http.protocol.file_messages import UploadTree
-from envkit.http.protocol.handlers import HttpCall
 from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, FileTransfers
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.process.backend import ProcessBackend
