@@ -7,11 +7,12 @@ import os
 import random
 import uuid
 from asyncio import Future
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 import anyio
@@ -55,7 +56,7 @@ _POLL_DELAYS_S = (0.01, 1.0)
 """Initial and maximum seconds between two checks whether a full server has a free slot again."""
 
 
-class EnvClient(EnvHost, anyio.AsyncContextManagerMixin):
+class EnvClient(EnvHost):
     """Plays episodes on a server. Use it with ``async with``, which connects.
 
     All calls share one WebSocket. If the WebSocket breaks, the client reconnects and sends unanswered calls again. If
@@ -122,7 +123,8 @@ class EnvClient(EnvHost, anyio.AsyncContextManagerMixin):
         self._outages = outages or Outages(0.0, print)
         self._rng = random.Random()
         self._queued = 0
-        # Created when the client connects, because they need a running event loop.
+        # Created in `__aenter__`, because they need a running event loop.
+        self._resources: AsyncExitStack
         self._poll_locks: dict[str, anyio.Lock]
         self._released: anyio.Event
 
@@ -177,12 +179,18 @@ class EnvClient(EnvHost, anyio.AsyncContextManagerMixin):
         """List the environments of the server."""
         return (await self._call(table.ENVS, messages.NoBody())).envs
 
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self, None]:
-        async with self._connection.connected():
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as resources:
+            await resources.enter_async_context(self._connection.connected())
             self._poll_locks, self._released = {}, anyio.Event()
             await self.ready()
-            yield self
+            self._resources = resources.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._resources.__aexit__(kind, error, trace)
 
     async def _create(self, id: str, task: Task) -> Episode:
         """Create a session as soon as the server has a free slot, and return its episode."""

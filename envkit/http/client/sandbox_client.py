@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Self
-
-import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, UsageError
@@ -33,7 +32,7 @@ _LEASE_S = 60.0
 """Seconds after a client has disconnected until the server stops the sandboxes that the client leased."""
 
 
-class SandboxClient(anyio.AsyncContextManagerMixin):
+class SandboxClient:
     """Leases sandboxes from a server. Use the client with ``async with``, which connects to the server.
 
     Args:
@@ -61,6 +60,7 @@ class SandboxClient(anyio.AsyncContextManagerMixin):
         if reads_variable:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
         self.transport = SandboxTransport(url, token, ca, folder_transport, outages or Outages(0.0, print))
+        self._resources: AsyncExitStack  # created in `__aenter__`
 
     @asynccontextmanager
     async def lease(
@@ -171,8 +171,14 @@ class SandboxClient(anyio.AsyncContextManagerMixin):
         """Stop a sandbox; see `RemoteSandbox.stop`."""
         await self.get(id).stop()
 
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self, None]:
-        async with self.transport.websocket.connected() as self.transport.tasks:
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as resources:
+            self.transport.tasks = await resources.enter_async_context(self.transport.websocket.connected())
             await self.transport.call(table.HEALTH, NoBody())
-            yield self
+            self._resources = resources.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._resources.__aexit__(kind, error, trace)
