@@ -122,6 +122,8 @@ def test_a_server_that_lacks_the_last_version_or_has_a_damaged_file_gets_whole_f
                 assert (size == 100_000) == (number == 0)
                 if number != 1:
                     assert (await fetched(sometimes, server, weights))[1] == 100_000
+            frozen = make_store(tmp_path / "frozen")
+            assert (await fetched(frozen, server, versions[1]))[1] == 100_000  # older than those that were offered last
             assert (await fetched(always, server, versions[2]))[1] == 0
             restarted = make_store(tmp_path / "restarted")
             assert (await fetched(restarted, server, versions[2]))[1] == 100_000

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SessionConflictError, UsageError
+from envkit.protocols import Engine
 from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
 from ...weights.served import WeightServer, is_this_machine
@@ -32,12 +33,22 @@ _ABORT_EVERY_S = 0.1
 """An abort is repeated this often, because it has no effect on a request that the server does not know yet."""
 
 
+@dataclass(frozen=True, slots=True)
+class _PinnedEngine:
+    """An `envkit.protocols.Engine` whose requests all go to one replica."""
+
+    repeats: bool
+    generate: Callable[..., Coroutine[Any, Any, Completion]]
+    abort: Callable[..., Coroutine[Any, Any, None]]
+    forget: Callable[..., None]
+
+
 class VllmEngine:
     """Generates text with vLLM servers.
 
-    It implements `envkit.protocols.FetchingEngine`. Open it with `running`. It has a replica for each of `servers`,
-    which it starts, and starts again after a loss, and for each of `urls`, those of running servers. `announce` shows a
-    line to the user.
+    It implements `envkit.protocols.FetchingEngine` and `FreezableEngine`. Open it with `running`. It has a replica for
+    each of `servers`, which it starts, and starts again after a loss, and for each of `urls`, those of running servers.
+    `announce` shows a line to the user.
     """
 
     def __init__(
@@ -128,13 +139,14 @@ class VllmEngine:
                 log-probabilities that vLLM returns.
             EnvkitError: No server is left, or one has other weights than the engine has loaded.
         """
-        return await self._generate(None, prompt_ids, params, session, so_far)
+        return await self._generate(None, prompt_ids, params, session=session, so_far=so_far)
 
     async def _generate(
         self,
         pinned: Replica | None,
         prompt_ids: Sequence[int],
         params: SamplingParams,
+        *,
         session: str | None = None,
         so_far: Completion | None = None,
     ) -> Completion:
@@ -168,13 +180,14 @@ class VllmEngine:
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """See `envkit.protocols.Engine.pause`."""
         self._pause = mode
+        present = [request for request in self._requests.values() if not request.is_frozen]
         if mode is PauseMode.ABORT:
-            for request in self._requests.values():
+            for request in present:
                 request.is_aborted = True
             self._notify()
         if mode is not PauseMode.WAIT:
-            await self._end([*self._requests.values()])
-        while any(request.replica is not None for request in self._requests.values()):
+            await self._end(present)
+        while any(request.replica is not None and not request.is_frozen for request in self._requests.values()):
             await self._changed.wait()
 
     async def resume(self) -> None:
@@ -208,10 +221,10 @@ class VllmEngine:
             UsageError: A server cannot fetch the weights.
         """
         async with self._loading:
-            await self._on_each(self._ready(), lambda replica: self._fetched(replica, weights))
+            await self._on_each(self._thawed(), lambda replica: self._fetched(replica, weights))
 
     async def load(self, weights: Weights) -> None:
-        """Load new weights on all replicas.
+        """Load new weights on all replicas but a frozen one.
 
         Without `pause`, wait for the completions that are being generated.
 
@@ -229,7 +242,7 @@ class VllmEngine:
             if not is_paused:
                 await self.pause(PauseMode.WAIT)
             async with self._loading:
-                await self._on_each(self._ready(), lambda replica: self._install(replica, weights))
+                await self._on_each(self._thawed(), lambda replica: self._install(replica, weights))
                 self._current, self._version = weights, weights.version
         finally:
             if not is_paused:
@@ -239,8 +252,34 @@ class VllmEngine:
 
     @property
     def replicas(self) -> Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]:
-        """For each ready replica, by index, a function that completes a prompt there."""
-        return {one.index: partial(self._generate, one) for one in self._ready()}
+        """For each ready replica with the current weights, by index, a function that completes a prompt there."""
+        return {one.index: partial(self._generate, one) for one in self._thawed()}
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[Engine | None]:
+        """See `envkit.protocols.FreezableEngine.frozen`.
+
+        It is the least busy replica, if two are ready. It is drained meanwhile; then it loads the current weights.
+        """
+        ready = [one for one in self._ready() if not one.is_draining]
+        if len(ready) < 2 or self._current is None:
+            yield None
+            return
+        replica = min(ready, key=lambda one: one.running)
+        replica.frozen = self._current
+        try:
+            await self.drain(replica.index)
+            yield _PinnedEngine(self.repeats, partial(self._generate, replica), self.abort, self.forget)
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with self._loading:
+                    current = self._current
+                    try:
+                        if replica.is_ready and current is not replica.frozen:
+                            await self._on_each([replica], lambda one: self._install(one, current))
+                    finally:
+                        replica.frozen = None
+                        self.admit(replica.index)
 
     async def drain(self, index: int) -> None:
         """Send no more requests to a replica; those in progress there continue on others. Returns when it is idle."""
@@ -255,6 +294,9 @@ class VllmEngine:
 
     def _ready(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.is_ready]
+
+    def _thawed(self) -> list[Replica]:
+        return [replica for replica in self._ready() if replica.frozen is None]
 
     async def _start(self) -> None:
         """Start all servers at the same time."""
@@ -278,8 +320,8 @@ class VllmEngine:
                 max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
             )
             replica.version = 0
-            if self._current is not None:
-                await self._install(replica, self._current)
+            if (weights := replica.frozen or self._current) is not None:
+                await self._install(replica, weights)
             replica.is_back()
         self._notify()
 
@@ -377,7 +419,7 @@ class VllmEngine:
                 for one in allowed
                 if one.is_ready and (not one.is_draining or one is pinned) and one.running < self._settings.max_num_seqs
             }
-            if loads and self._pause is None:
+            if loads and (self._pause is None or request.is_frozen):
                 chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)
                 return self._replicas[chosen]
             await self._changed.wait()

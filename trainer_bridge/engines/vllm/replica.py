@@ -58,6 +58,7 @@ class Replica:
         url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
         is_draining: Whether it gets no new requests.
+        frozen: The weights that it keeps, whatever is loaded; see `VllmEngine.frozen`.
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
         fetched: The weights whose files its server has fetched last.
@@ -71,6 +72,7 @@ class Replica:
     url: str = ""
     is_ready: bool = False
     is_draining: bool = False
+    frozen: Weights | None = None
     is_gone: bool = False
     running: int = 0
     version: int = 0

@@ -37,6 +37,11 @@ class Request(Progress):
         return self.end or (FinishReason.ABORTED if self.is_aborted else None)
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether its replica is kept from new weights, so that pauses do not concern it."""
+        return self.pinned is not None and self.pinned.frozen is not None
+
+    @property
     def part_id(self) -> str:
         """Id of the request for the current part, unique on its server."""
         return f"{self.id}-{self.parts}"

@@ -315,6 +315,59 @@ def test_completions_of_a_drained_server_go_on_elsewhere_and_it_gets_none_until_
     clock.run(main)
 
 
+def test_a_frozen_replica_keeps_its_weights_over_pushes_and_a_loss_and_gets_nothing_else() -> None:
+    async def main() -> None:
+        servers = [FakeServer(token_s=0.01), FakeServer(token_s=0.01)]
+        async with fleet(*servers, owned=True) as group, anyio.create_task_group() as tasks:
+            engine, done = group.engine, dict[str, Completion]()
+            await engine.load(Weights(1, "/weights-1"))
+
+            async def complete(name: str, one: Any, tokens: int) -> None:
+                done[name] = await one.generate(PROMPT, params(tokens), session=name)
+
+            for name in ("first", "second"):
+                tasks.start_soon(complete, name, engine, 20)
+            await until(lambda: servers[0].running == servers[1].running == 1)
+            async with engine.frozen() as frozen:
+                await until(lambda: [one.running for one in servers if one.running] == [2])  # both continue on one
+                kept, other = sorted(servers, key=lambda one: one.running)
+                async with anyio.create_task_group() as inner:
+                    inner.start_soon(complete, "evaluation", frozen, 60)
+                    await until(lambda: kept.running == 1)
+                    await engine.pause(PauseMode.KEEP)
+                    await engine.load(Weights(2, "/weights-2"))
+                    assert (kept.running, other.running) == (1, 0)
+                    before = len(kept.requests)
+                    inner.start_soon(complete, "paused", frozen, 2)
+                    await until(lambda: len(kept.requests) == before + 1)
+                    await engine.resume()
+                    assert [servers[index] for index in engine.replicas] == [other]
+                    await kept.kill()
+                    await complete_all(engine, 4, params(3))
+                assert 3 not in [one["sampling_params"]["max_tokens"] for one in kept.requests[before:]]
+                assert (kept.loads, other.loads) == (["/weights-1"] * 2, ["/weights-1", "/weights-2"])
+                assert done["evaluation"].versions == ((1, 60),)
+                assert is_whole(done["evaluation"], 60)
+            assert kept.loads[-1] == "/weights-2"
+            assert list(engine.replicas) == [0, 1]
+        assert is_whole(done["first"], 20)
+        assert is_whole(done["second"], 20)
+
+    clock.run(main)
+
+
+def test_a_single_replica_cannot_be_frozen() -> None:
+    async def main() -> None:
+        async with fleet(FakeServer()) as group:
+            await group.engine.load(Weights(1, "/weights-1"))
+            async with group.engine.frozen() as frozen:
+                assert frozen is None
+                await group.engine.load(Weights(2, "/weights-2"))
+                assert (await group.engine.generate(PROMPT, params(3))).versions == ((2, 3),)
+
+    clock.run(main)
+
+
 # --- Rejected requests -----------------------------------------------------------------------------------------------
 
 
