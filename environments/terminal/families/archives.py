@@ -43,25 +43,24 @@ def _extract(archive: str, folder: str) -> str:
 
 
 def _unpack(draw: Draw) -> DrawnTask:
-    archive, folder = f"{draw.word()}.{draw.one(('tar', 'tar.gz', 'tar.gz', 'zip'))}", draw.word()
+    archive, folder = f"{draw.word()}.{draw.either('tar', 'tar.gz', 'tar.gz', 'zip')}", draw.word()
     members = _members(draw, 3, 9)
     here = draw.chance(0.4)
     if here:
         members = under(folder, members)
-    case = tree_case(
-        folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
-    )
     return DrawnTask(
-        instruction=draw.saying(f"Extract {archive} here.", f"Unpack {archive} in the current folder.")
+        instruction=draw.either(f"Extract {archive} here.", f"Unpack {archive} in the current folder.")
         if here
-        else draw.saying(
+        else draw.either(
             f"Extract {archive} into the new folder {folder}.",
             f"Create the folder {folder} and unpack {archive} into it.",
         ),
         files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=_extract(archive, "." if here else folder),
-        checks=[case],
+        checks=tree_case(
+            folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
+        ),
     )
 
 
@@ -69,13 +68,13 @@ def _create(draw: Draw) -> DrawnTask:
     folder, name, format = draw.word(), draw.word(), draw.one(_FORMATS[:2])
     members = under(folder, _members(draw, 3, 9))
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Pack the folder {folder} into {name}.{format}.",
             f"Create the archive {name}.{format} with the folder {folder} and its files.",
         ),
         files=members,
         solution=f"tar -c{'z' if format == 'tar.gz' else ''}f {name}.{format} {folder}\n",
-        checks=[archive_case(f"{name}.{format}", format, members)],
+        checks=archive_case(f"{name}.{format}", format, members),
     )
 
 
@@ -90,7 +89,7 @@ def _gzip(draw: Draw) -> DrawnTask:
         files={name: lines(text)},
         setup=f"gzip {name}\n",
         solution=f"gzip -dc {name}.gz{' | wc -l' if counts else ''} > {out}\n",
-        checks=[file_case(out, str(len(text)), "words") if counts else file_case(out, lines(text), "exact")],
+        checks=file_case(out, str(len(text)), "words") if counts else file_case(out, lines(text), "exact"),
     )
 
 
@@ -111,7 +110,7 @@ def _list(draw: Draw) -> DrawnTask:
         files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=f"{listed} | grep '[.]{suffix}$' | LC_ALL=C sort > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -127,8 +126,8 @@ def _one_member(draw: Draw) -> DrawnTask:
         solution=f"{_extract(archive, '/tmp/extracted.$$')}cat /tmp/extracted.$$/{path} > {out}\nrm -r "
         "/tmp/extracted.$$\n",
         checks=[
-            file_case(out, members[path], "exact"),
-            *(absent_case(other.split("/")[0]) for other in members if other != out),
+            *file_case(out, members[path], "exact"),
+            *absent_case(*(other.split("/")[0] for other in members if other != out)),
         ],
     )
 
@@ -148,7 +147,7 @@ def _some_packed(draw: Draw) -> DrawnTask:
         files=under(folder, members),
         solution=f"cd {folder}\nfind . -type f {'! ' if excluded else ''}-name '*.{suffix}' | tar "
         f"-c{'z' if format == 'tar.gz' else ''}f ../{archive}.{format} -T -\n",
-        checks=[archive_case(f"{archive}.{format}", format, found)],
+        checks=archive_case(f"{archive}.{format}", format, found),
     )
 
 
@@ -171,7 +170,7 @@ def _convert(draw: Draw) -> DrawnTask:
         setup=_pack(f"{source}.{old}", "packed"),
         solution=f"mkdir -p {into}\n{_extract(f'{source}.{old}', into)}cd /tmp/repack.$$\n{pack}\nrm -r "
         "/tmp/repack.$$\n",
-        checks=[archive_case(f"{target}.{new}", new, packed), archive_case(f"{source}.{old}", old, members)],
+        checks=[*archive_case(f"{target}.{new}", new, packed), *archive_case(f"{source}.{old}", old, members)],
     )
 
 
@@ -206,13 +205,13 @@ def _nested(draw: Draw) -> DrawnTask:
             if asks_path
             else f"grep -rh '^code: ' *-files | cut -d' ' -f2 > $here/{out}\n"
         ),
-        checks=[file_case(out, f"{archive} {path}" if asks_path else secret, "words")],
+        checks=file_case(out, f"{archive} {path}" if asks_path else secret, "words"),
     )
 
 
 def _compare(draw: Draw) -> DrawnTask:
     program_name = f"{draw.word()}.py"
-    added, changed, removed = draw.one((("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted")))
+    added, changed, removed = draw.either(("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"))
 
     def pair() -> tuple[dict[str, str], dict[str, str]]:
         old = _members(draw, 10, 16)
@@ -245,11 +244,6 @@ for path in sorted(old.keys() | new.keys()):
 """
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}"
     driver = _pack("a.tar.gz", "$1/old") + _pack("b.tar", "$1/new") + f"python3 {program_name} a.tar.gz b.tar\n"
-    case = run_case(
-        f"bash {hidden}.sh {hidden}",
-        files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
-        stdout=lines(found),
-    )
     return DrawnTask(
         instruction=f"Write a Python program {program_name} that compares two archives (tar or tar.gz). It is run as "
         f"`python3 {program_name} OLD NEW`, as in `python3 {program_name} old.tar.gz new.tar.gz`, and prints a line "
@@ -258,7 +252,11 @@ for path in sorted(old.keys() | new.keys()):
         files={**under("first", visible[0]), **under("second", visible[1])},
         setup=_pack("old.tar.gz", "first") + _pack("new.tar.gz", "second"),
         solution=write_file(program_name, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {hidden}.sh {hidden}",
+            files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
+            stdout=lines(found),
+        ),
     )
 
 
@@ -289,15 +287,16 @@ ls {store}/backup-*.tar.gz | sort | head -n -{keep} | xargs -r rm
         files=under(folder, members),
         solution=write_file(script, program),
         checks=[
-            absent_case(store),
-            run_case(
+            *absent_case(store),
+            *run_case(
                 f"bash {hidden}.sh",
                 files={f"{hidden}.sh": driver},
                 stdout=lines(names),
                 timeout_s=30,
                 then=[
-                    archive_case(f"{store}/{name}", "tar.gz", under(folder, {**members, changing: text}))
+                    case
                     for name, text in zip(names, texts[-keep:], strict=True)
+                    for case in archive_case(f"{store}/{name}", "tar.gz", under(folder, {**members, changing: text}))
                 ],
             ),
         ],
@@ -365,13 +364,6 @@ for name in sorted(seen):
         + "".join(_pack(name, f"{name}-files") for name in names)
         + f"python3 ../{program_name} merged.{new} {' '.join(names)}\n"
     )
-    case = run_case(
-        f"bash {place}.sh {place}",
-        files={f"{place}.sh": driver, **under(place, files(hidden))},
-        stdout=lines(conflicts),
-        timeout_s=30,
-        then=[archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged)],
-    )
     return DrawnTask(
         instruction=f"Write a Python program {program_name}, run as `python3 {program_name} NEW ARCHIVE...`, as in "
         f"`python3 {program_name} all.{new} {' '.join(names)}`, that makes an archive NEW with the files of all other "
@@ -382,7 +374,13 @@ for name in sorted(seen):
         files=files(visible),
         setup="".join(_pack(name, f"{name}-files") for name in names),
         solution=write_file(program_name, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {place}.sh {place}",
+            files={f"{place}.sh": driver, **under(place, files(hidden))},
+            stdout=lines(conflicts),
+            timeout_s=30,
+            then=archive_case(f"{place}/merged.{new}", "zip" if as_zip else "tar.gz", merged),
+        ),
     )
 
 

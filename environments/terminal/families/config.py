@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from .family import Case, Draw, DrawnTask, Family, file_case, lines, python, run_case, under, write_file
+from .family import Draw, DrawnTask, Family, file_case, lines, python, run_case, under, write_file
 
 _KEYS = ("port", "workers", "timeout", "retries", "limit", "cache", "threads", "backlog", "delay", "depth")
 _FLAGS = ("debug", "verbose", "secure", "compress", "strict")
@@ -15,7 +15,7 @@ Sections = dict[str, dict[str, str]]
 def _settings(draw: Draw, count: int) -> dict[str, str]:
     """Return settings whose values are numbers, words and booleans."""
     found = {key: str(draw.number(1, 9000)) for key in draw.some(_KEYS, count)}
-    found[draw.one(_FLAGS)] = draw.one(("true", "false"))
+    found[draw.one(_FLAGS)] = draw.either("true", "false")
     found["host"] = f"{draw.word()}.example.com"
     return {key: found[key] for key in draw.some(sorted(found), len(found))}
 
@@ -29,7 +29,7 @@ def _ini(sections: Mapping[str, Mapping[str, str]], *, comments: Mapping[str, st
     parts = []
     for name, settings in sections.items():
         comment = (comments or {}).get(name, "")
-        parts.append(f"{comment}[{name}]\n" + lines(f"{key} = {value}" for key, value in settings.items()))
+        parts.append(f"{comment}[{name}]\n{_plain(settings)}")
     return "\n".join(parts)
 
 
@@ -42,13 +42,13 @@ def _set_value(draw: Draw) -> DrawnTask:
     key = draw.one([key for key in settings if key in _KEYS])
     value = draw.number(9001, 99999)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Set {key} to {value} in {path}. Change nothing else.",
             f"Change the value of {key} in {path} to {value}, and nothing else.",
         ),
         files={path: _plain(settings)},
         solution=f"sed -i 's/^{key} = .*/{key} = {value}/' {path}\n",
-        checks=[file_case(path, _plain({**settings, key: str(value)}))],
+        checks=file_case(path, _plain({**settings, key: str(value)})),
     )
 
 
@@ -56,13 +56,13 @@ def _get_value(draw: Draw) -> DrawnTask:
     path, out, settings = f"{draw.word()}.conf", draw.output(), _settings(draw, draw.number(3, 7))
     key = draw.one([key for key in settings if key not in _FLAGS])
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the value of {key} in {path} to {out}.",
             f"Which value does {key} have in {path}? Write only the value to {out}.",
         ),
         files={path: _plain(settings)},
         solution=f"sed -n 's/^{key} = //p' {path} > {out}\n",
-        checks=[file_case(out, settings[key], "words")],
+        checks=file_case(out, settings[key], "words"),
     )
 
 
@@ -73,7 +73,7 @@ def _append(draw: Draw) -> DrawnTask:
         instruction=f"Add the line `{key} = {value}` at the end of {path}.",
         files={path: _plain(settings)},
         solution=f"echo '{key} = {value}' >> {path}\n",
-        checks=[file_case(path, _plain({**settings, key: str(value)}))],
+        checks=file_case(path, _plain({**settings, key: str(value)})),
     )
 
 
@@ -89,7 +89,7 @@ def _set_in_section(draw: Draw) -> DrawnTask:
         instruction=f"In {path}, set {key} to {value} in the section {name}. Change nothing else; comments stay.",
         files={path: _ini(sections, comments=comments)},
         solution=f"sed -i '/^\\[{name}\\]/,/^$/s/^{key} = .*/{key} = {value}/' {path}\n",
-        checks=[file_case(path, _ini(after, comments=comments))],
+        checks=file_case(path, _ini(after, comments=comments)),
     )
 
 
@@ -111,7 +111,7 @@ def _comment(draw: Draw) -> DrawnTask:
         + " Change nothing else.",
         files={path: before},
         solution="".join(f"sed -i '{command.format(key)}' {path}\n" for key in keys),
-        checks=[file_case(path, after)],
+        checks=file_case(path, after),
     )
 
 
@@ -138,7 +138,7 @@ data["{name}"]["{key}"] = {value}
 del data["{other}"]["{lost}"]
 json.dump(data, open("{path}", "w"), indent=2)
 """),
-        checks=[file_case(path, json.dumps(data), "json")],
+        checks=file_case(path, json.dumps(data), "json"),
     )
 
 
@@ -151,7 +151,7 @@ def _override(draw: Draw) -> DrawnTask:
     for _ in range(3):
         text.insert(
             draw.number(0, len(text)),
-            draw.one(("", f"# {draw.sentence()}", f"# {draw.one(_KEYS)} = {draw.number(1, 99)}")),
+            draw.either("", f"# {draw.sentence()}", f"# {draw.one(_KEYS)} = {draw.number(1, 99)}"),
         )
     return DrawnTask(
         instruction=f"Merge {first} and {second} into {out}: it has each setting once, as a line KEY = VALUE, sorted "
@@ -160,7 +160,7 @@ def _override(draw: Draw) -> DrawnTask:
         files={first: lines(text), second: _plain(more)},
         solution=f"cat {first} {second} | awk -F' = ' '/^[^#]/ {{ value[$1] = $2 }} END {{ for (key in value) print "
         f'key " = " value[key] }}\' | LC_ALL=C sort > {out}\n',
-        checks=[file_case(out, _plain({key: merged[key] for key in sorted(merged)}))],
+        checks=file_case(out, _plain({key: merged[key] for key in sorted(merged)})),
     )
 
 
@@ -186,7 +186,7 @@ def typed(value):
 data = {{name: {{key: typed(value) for key, value in parser[name].items()}} for name in parser.sections()}}
 json.dump(data, open("{out}", "w"))
 """),
-        checks=[file_case(out, json.dumps(data), "json")],
+        checks=file_case(out, json.dumps(data), "json"),
     )
 
 
@@ -206,17 +206,17 @@ def _repair_json(draw: Draw) -> DrawnTask:
         "and a comma too many. Repair it in place. All keys and values stay as they are; comments are removed.",
         files={path: lines(text)},
         solution=f"cat > {path} <<'CONTENT'\n{json.dumps(sections, indent=2)}\nCONTENT\n",
-        checks=[file_case(path, json.dumps(sections), "json")],
+        checks=file_case(path, json.dumps(sections), "json"),
     )
 
 
 def _template(draw: Draw) -> DrawnTask:
-    script, (left, right) = draw.script("py"), draw.one((("{{", "}}"), ("@", "@"), ("%(", ")"), ("<", ">")))
+    script, (left, right) = draw.script("py"), draw.either(("{{", "}}"), ("@", "@"), ("%(", ")"), ("<", ">"))
 
     def example() -> tuple[str, dict[str, str], list[str]]:
         names = [word.upper() for word in draw.words(8)]
         values = {
-            name: str(draw.one((draw.word(), draw.number(1, 9999), f"/{draw.word()}/{draw.word()}")))
+            name: str(draw.either(draw.word(), draw.number(1, 9999), f"/{draw.word()}/{draw.word()}"))
             for name in names[:6]
         }
         text, used = list[str](), set[str]()
@@ -243,23 +243,12 @@ if missing:
     sys.exit(3)
 print(re.sub(pattern, lambda match: values[match[1]], text), end="")
 """
-    checks: list[Case] = []
-    if missing:
-        checks.append(
-            run_case(
-                f"python3 {script} t v",
-                files={"t": text, "v": lines(f"{key}={value}" for key, value in values.items())},
-                stdout=lines(missing),
-                exit=3,
-            )
-        )
-    checks.append(
-        run_case(
-            f"python3 {script} t v",
-            files={"t": text, "v": lines(f"{key}={value}" for key, value in whole.items())},
-            stdout=complete,
-        )
-    )
+
+    def files(now: Mapping[str, str]) -> dict[str, str]:
+        return {"t": text, "v": lines(f"{key}={value}" for key, value in now.items())}
+
+    run = f"python3 {script} t v"
+    refused = run_case(run, files=files(values), stdout=lines(missing), exit=3) if missing else []
     return DrawnTask(
         instruction=f"Write a Python program {script}, run as `python3 {script} TEMPLATE VALUES`, as in `python3 "
         f"{script} app.template app.values`, which prints a configuration. In the template, each {left}NAME{right} "
@@ -268,14 +257,14 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
         "with the exit status 3. It is run on other files too.",
         files={"app.template": visible[0], "app.values": lines(f"{key}={value}" for key, value in visible[1].items())},
         solution=write_file(script, program),
-        checks=checks,
+        checks=[*refused, *run_case(run, files=files(whole), stdout=complete)],
     )
 
 
 def _validate(draw: Draw) -> DrawnTask:
     script = draw.script("py")
-    missing, unknown, invalid = draw.one(
-        (("missing", "unknown", "invalid"), ("absent", "extra", "wrong"), ("M", "U", "I"))
+    missing, unknown, invalid = draw.either(
+        ("missing", "unknown", "invalid"), ("absent", "extra", "wrong"), ("M", "U", "I")
     )
 
     def example() -> tuple[dict[str, tuple[int, int]], dict[str, str], list[str]]:
@@ -288,16 +277,14 @@ def _validate(draw: Draw) -> DrawnTask:
             if draw.chance(0.2):
                 found.append(f"{key} {missing}")
                 continue
-            value = draw.one(
-                (
-                    str(draw.number(low, high)),
-                    str(draw.number(low, high)),
-                    str(low),
-                    str(high),
-                    str(high + 1),
-                    draw.word(),
-                    str(low - draw.number(1, 9)),
-                )
+            value = draw.either(
+                str(draw.number(low, high)),
+                str(draw.number(low, high)),
+                str(low),
+                str(high),
+                str(high + 1),
+                draw.word(),
+                str(low - draw.number(1, 9)),
             )
             settings[key] = value
             if not value.lstrip("-").isdigit() or not low <= int(value) <= high:
@@ -341,19 +328,16 @@ sys.exit(bool(found))
         files={"app.conf": _plain(visible[1]), "app.schema": schema(visible[0])},
         solution=write_file(script, program),
         checks=[
-            run_case(
-                f"python3 {script} c s",
-                files={"c": _plain(settings), "s": schema(rules)},
-                stdout=lines(found),
-                exit=1,
+            *run_case(
+                f"python3 {script} c s", files={"c": _plain(settings), "s": schema(rules)}, stdout=lines(found), exit=1
             ),
-            run_case(f"python3 {script} c s", files={"c": _plain(fine), "s": schema(rules)}, stdout=""),
+            *run_case(f"python3 {script} c s", files={"c": _plain(fine), "s": schema(rules)}, stdout=""),
         ],
     )
 
 
 def _layers(draw: Draw) -> DrawnTask:
-    script, word, base = draw.script("py"), draw.one(("unset", "delete", "none", "null")), draw.word()
+    script, word, base = draw.script("py"), draw.either("unset", "delete", "none", "null"), draw.word()
 
     def example() -> tuple[dict[str, str], str, list[str]]:
         names = draw.words(4)
@@ -389,7 +373,6 @@ def load(path):
 for key, value in sorted(load(sys.argv[1]).items()):
     print(key, "=", value)
 """
-    case = run_case(f"python3 {script} h/{last}", files=under("h", files), stdout=lines(found))
     return DrawnTask(
         instruction="The lines of the files conf/*.conf are KEY = VALUE, comments (starting with #) or empty. The key "
         f"{base} is special: its value is the name of another file in the same folder, from which the file inherits "
@@ -399,7 +382,7 @@ for key, value in sorted(load(sys.argv[1]).items()):
         f"by key, without {base} and removed ones. It is run on other files too, from other folders.",
         files=under("conf", visible[0]),
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(f"python3 {script} h/{last}", files=under("h", files), stdout=lines(found)),
     )
 
 
@@ -447,11 +430,6 @@ open(path, "w").write("\\n".join(text) + "\\n")
 """
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}.sh"
     driver = "".join(f"python3 {script} other.ini {name}.{key} {value} || exit 1\n" for name, key, value in changes)
-    case = run_case(
-        f"bash {hidden}",
-        files={hidden: driver, "other.ini": _ini(sections, comments=comments)},
-        then=[file_case("other.ini", _ini(after, comments=comments))],
-    )
     return DrawnTask(
         instruction=f"Write a Python program {script}, run as `python3 {script} FILE SECTION.KEY VALUE`, as in "
         f"`python3 {script} app.ini {visible[2][0][0]}.{visible[2][0][1]} 17`, which sets a value in an INI file in "
@@ -461,7 +439,11 @@ open(path, "w").write("\\n".join(text) + "\\n")
         "the end of the file. It is run on other files too; do not change app.ini.",
         files={"app.ini": _ini(visible[0], comments=visible[1])},
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {hidden}",
+            files={hidden: driver, "other.ini": _ini(sections, comments=comments)},
+            then=file_case("other.ini", _ini(after, comments=comments)),
+        ),
     )
 
 

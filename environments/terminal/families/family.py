@@ -69,11 +69,7 @@ class Family:
 
 
 class Draw:
-    """Random choices that are the same in every process and version of Python.
-
-    Args:
-        seed: Seed of the generator.
-    """
+    """Random choices that are the same in every process and version of Python."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random
@@ -87,6 +83,9 @@ class Draw:
 
     def one(self, items: Sequence[T]) -> T:
         return items[int(self._random() * len(items))]
+
+    def either(self, *items: T) -> T:
+        return self.one(items)
 
     def some(self, items: Sequence[T], count: int) -> list[T]:
         """Return `count` different items in random order."""
@@ -107,7 +106,7 @@ class Draw:
 
     def output(self, suffix: str = ".txt") -> str:
         """Return a name for a file that the agent has to write."""
-        return self.one(("answer", "result", "output", "report", "summary", f"{self.word()}-{self.word()}")) + suffix
+        return self.either("answer", "result", "output", "report", "summary", f"{self.word()}-{self.word()}") + suffix
 
     def script(self, suffix: str) -> str:
         """Return a name for a program that the agent has to write."""
@@ -119,29 +118,25 @@ class Draw:
         for name in self.words(self.number(low, high)):
             yield f"{self.one(folders)}{name}.{self.one(suffixes)}"
 
-    def saying(self, *texts: str) -> str:
-        """Return one of several texts with the same meaning."""
-        return self.one(texts)
 
-
-def file_case(path: str, content: JSON, form: Form = "lines") -> Case:
+def file_case(path: str, content: JSON, form: Form = "lines") -> list[Case]:
     """Return the case of a file's content; in form ``json``, the parsed content is compared with the value."""
-    return {"kind": "file", "path": path, "content": content, "form": form}
+    return [{"kind": "file", "path": path, "content": content, "form": form}]
 
 
-def absent_case(path: str) -> Case:
-    """Return the case that there is nothing at a path."""
-    return {"kind": "absent", "path": path}
+def absent_case(*paths: str) -> list[Case]:
+    """Return the cases that there is nothing at some paths."""
+    return [{"kind": "absent", "path": path} for path in paths]
 
 
-def tree_case(path: str, entries: Mapping[str, JSON]) -> Case:
+def tree_case(path: str, entries: Mapping[str, JSON]) -> list[Case]:
     """Return the case of a folder's files: content, or ``{"link": target}`` of links, or None for empty folders."""
-    return {"kind": "tree", "path": path, "entries": dict(entries)}
+    return [{"kind": "tree", "path": path, "entries": dict(entries)}]
 
 
-def modes_case(modes: Mapping[str, str]) -> Case:
+def modes_case(modes: Mapping[str, str]) -> list[Case]:
     """Return the case of permission bits, in octal digits, such as ``640``, by path."""
-    return {"kind": "modes", "modes": dict(modes)}
+    return [{"kind": "modes", "modes": dict(modes)}]
 
 
 def run_case(
@@ -156,12 +151,12 @@ def run_case(
     exit: int | None = 0,
     then: Sequence[Case] = (),
     timeout_s: float = 10.0,
-) -> Case:
+) -> list[Case]:
     """Return the case of a command that runs in a copy of the folder, on hidden files; see its checks in `cases`.
 
     The command is split into words as by a shell, which does not run.
     """
-    return {
+    case: Case = {
         "kind": "run",
         "argv": [*shlex.split(command)],
         "files": dict(files or {}),
@@ -174,21 +169,22 @@ def run_case(
         "then": [dict(case) for case in then],
         "timeout_s": timeout_s,
     }
+    return [case]
 
 
-def git_case(path: str, command: str, stdout: str, form: Form = "lines") -> Case:
+def git_case(path: str, command: str, stdout: str, form: Form = "lines") -> list[Case]:
     """Return the case of the output of a command of git, such as ``log -1``, in the repository at `path`."""
-    return {"kind": "git", "path": path, "argv": [*shlex.split(command)], "stdout": stdout, "form": form}
+    return [{"kind": "git", "path": path, "argv": [*shlex.split(command)], "stdout": stdout, "form": form}]
 
 
-def archive_case(path: str, format: Literal["tar", "tar.gz", "zip"], members: Mapping[str, str]) -> Case:
+def archive_case(path: str, format: Literal["tar", "tar.gz", "zip"], members: Mapping[str, str]) -> list[Case]:
     """Return the case of an archive's files with their content."""
-    return {"kind": "archive", "path": path, "format": format, "members": dict(members)}
+    return [{"kind": "archive", "path": path, "format": format, "members": dict(members)}]
 
 
-def rows_case(path: str, query: str, rows: Sequence[Sequence[JSON]]) -> Case:
+def rows_case(path: str, query: str, rows: Sequence[Sequence[JSON]]) -> list[Case]:
     """Return the case of the rows that a query returns from a SQLite file."""
-    return {"kind": "rows", "path": path, "query": query, "rows": [list(row) for row in rows]}
+    return [{"kind": "rows", "path": path, "query": query, "rows": [list(row) for row in rows]}]
 
 
 def python(program: str) -> str:

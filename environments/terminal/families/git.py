@@ -32,24 +32,20 @@ def _commit(subject: str, files: Mapping[str, str], author: str = "") -> str:
     )
 
 
-def _log(repository: str, subjects: Sequence[str], branch: str = "main") -> Case:
+def _log(repository: str, subjects: Sequence[str], branch: str = "main") -> list[Case]:
     """Return the case of the subjects of all commits of a branch, oldest first."""
     return git_case(repository, f"log --reverse --topo-order --format=%s {branch}", stdout=lines(subjects))
 
 
 def _content(repository: str, files: Mapping[str, str], branch: str = "main") -> list[Case]:
     """Return the cases of the names and contents of all files of a branch."""
-    names = git_case(repository, f"ls-tree -r --name-only {branch}", stdout=lines(sorted(files)))
-    return [
-        names,
-        *(
-            git_case(repository, f"cat-file -p {branch}:{path}", stdout=text, form="exact")
-            for path, text in files.items()
-        ),
-    ]
+    cases = git_case(repository, f"ls-tree -r --name-only {branch}", stdout=lines(sorted(files)))
+    for path, text in files.items():
+        cases += git_case(repository, f"cat-file -p {branch}:{path}", stdout=text, form="exact")
+    return cases
 
 
-def _clean(repository: str) -> Case:
+def _clean(repository: str) -> list[Case]:
     return git_case(repository, "status --porcelain", stdout="")
 
 
@@ -77,13 +73,13 @@ def _commit_file(draw: Draw) -> DrawnTask:
     repository, (subjects, changes) = draw.word(), _history(draw, 2)
     name, text, subject = f"{draw.word()}.md", _text(draw, 1, 3), _subjects(draw, 1)[0]
     return _task(
-        draw.saying(
+        draw.either(
             f'In the git repository {repository}, commit the new file {name} with the message "{subject}".',
             f'Add {name} to the git repository {repository} and commit it. The commit message is "{subject}".',
         ),
         _made(repository, subjects, changes) + write_file(name, text),
         f"cd {repository}\ngit add {name}\ngit commit -qm '{subject}'\n",
-        [_log(repository, [*subjects, subject]), *_content(repository, {**_merged(changes), name: text})],
+        [*_log(repository, [*subjects, subject]), *_content(repository, {**_merged(changes), name: text})],
     )
 
 
@@ -95,13 +91,13 @@ def _name_commit(draw: Draw) -> DrawnTask:
     )
     kind = "tag" if is_tag else "branch"
     return _task(
-        draw.saying(
+        draw.either(
             f"Create the {kind} {name} in the git repository {repository}, at the current commit.",
             f"The git repository {repository} needs a {kind} {name} at its current commit.",
         ),
         _made(repository, subjects, changes),
         f"git -C {repository} {kind} {name}\n",
-        [_log(repository, subjects), _log(repository, subjects, f"refs/{'tags' if is_tag else 'heads'}/{name}")],
+        [*_log(repository, subjects), *_log(repository, subjects, f"refs/{'tags' if is_tag else 'heads'}/{name}")],
     )
 
 
@@ -109,26 +105,22 @@ def _last_subject(draw: Draw) -> DrawnTask:
     repository, out, (subjects, changes) = draw.word(), draw.output(), _history(draw, draw.number(3, 5))
     person, host = draw.one(_PEOPLE), draw.word()
     email = f"{person.lower()}{draw.number(1, 99)}@{host}.example.com"
-    what, format, answer = draw.one((("message", "%s", subjects[-1]), ("author's e-mail address", "%ae", email)))
+    what, format, answer = draw.either(("message", "%s", subjects[-1]), ("author's e-mail address", "%ae", email))
     setup = _made(repository, subjects, changes) + f"git commit -q --amend --no-edit --author '{person} <{email}>'\n"
     return _task(
-        draw.saying(
+        draw.either(
             f"Write the {what} of the last commit of the git repository {repository} to {out}.",
             f"What is the {what} of the newest commit in {repository}? Write it to {out}.",
         ),
         setup,
         f"git -C {repository} log -1 --format={format} > {out}\n",
-        [file_case(out, answer)],
+        file_case(out, answer),
     )
 
 
 def _old_content(draw: Draw) -> DrawnTask:
-    repository, out, name, subjects = (
-        draw.word(),
-        draw.output(),
-        f"{draw.word()}.txt",
-        _subjects(draw, draw.number(5, 9)),
-    )
+    repository, out, name = draw.word(), draw.output(), f"{draw.word()}.txt"
+    subjects = _subjects(draw, draw.number(5, 9))
     texts = [_text(draw, 1, 4) for _ in subjects]
     at = draw.number(0, len(texts) - 2)
     by_tag = draw.chance(0.5)
@@ -145,7 +137,7 @@ def _old_content(draw: Draw) -> DrawnTask:
         f"cd {repository}\ngit show "
         f"{tag if by_tag else f'$(git log --format=%h --grep=^{subjects[at].replace(chr(32), chr(46))}$)'}:{name} > "
         f"../{out}\n",
-        [file_case(out, texts[at], "exact"), _log(repository, subjects), _clean(repository)],
+        [*file_case(out, texts[at], "exact"), *_log(repository, subjects), *_clean(repository)],
     )
 
 
@@ -163,7 +155,7 @@ def _by_author(draw: Draw) -> DrawnTask:
             _commit(subject, change, author) for subject, change, author in zip(subjects, changes, authors, strict=True)
         ),
         f"git -C {repository} log --reverse --author={person} --format=%s > {out}\n",
-        [file_case(out, lines(found))],
+        file_case(out, lines(found)),
     )
 
 
@@ -184,10 +176,11 @@ def _restore(draw: Draw) -> DrawnTask:
         f"cd {repository}\ngit checkout -q -- {lost} {changed}\n",
         [
             *(
-                file_case(f"{repository}/{path}", edited if path == kept else text, "exact")
-                for path, text in files.items()
+                case
+                for path, text in {**files, kept: edited}.items()
+                for case in file_case(f"{repository}/{path}", text, "exact")
             ),
-            _log(repository, subjects),
+            *_log(repository, subjects),
         ],
     )
 
@@ -211,9 +204,9 @@ def _lost(draw: Draw) -> DrawnTask:
         f"cd {repository}\ngit cherry-pick $(git reflog --format='%h %gs' | grep -F '{lost}' | head -n 1 | cut -d' ' "
         "-f1) >/dev/null\n",
         [
-            _log(repository, [*subjects, after, lost]),
+            *_log(repository, [*subjects, after, lost]),
             *_content(repository, {**_merged(changes), name: text, new: other}),
-            _clean(repository),
+            *_clean(repository),
         ],
     )
 
@@ -235,9 +228,9 @@ def _pick(draw: Draw) -> DrawnTask:
         setup,
         f"cd {repository}\ngit cherry-pick $(git log --format=%h --grep='^{news[chosen]}$' {branch}) >/dev/null\n",
         [
-            _log(repository, [*subjects, news[chosen]]),
+            *_log(repository, [*subjects, news[chosen]]),
             *_content(repository, _merged([*changes, files[chosen]])),
-            _log(repository, [*subjects, *news], branch),
+            *_log(repository, [*subjects, *news], branch),
         ],
     )
 
@@ -264,10 +257,10 @@ def _revert(draw: Draw) -> DrawnTask:
         setup,
         f"cd {repository}\ngit revert --no-edit $(git log --format=%h --grep='^{subjects[bad]}$') >/dev/null\n",
         [
-            git_case(repository, "log -1 '--format=%<(6,trunc)%s' main", stdout="Reve.."),
-            git_case(repository, "log --reverse --format=%s main~1", stdout=lines(subjects)),
+            *git_case(repository, "log -1 '--format=%<(6,trunc)%s' main", stdout="Reve.."),
+            *git_case(repository, "log --reverse --format=%s main~1", stdout=lines(subjects)),
             *_content(repository, {name: text(count, bad)}),
-            _clean(repository),
+            *_clean(repository),
         ],
     )
 
@@ -295,7 +288,7 @@ def _origin(draw: Draw) -> DrawnTask:
         _start(repository) + "".join(commits),
         f"cd {repository}\ngit log -S'{key} = {values[-1]}' --format=%H -- {name} | tail -n 1 | sed "
         f"'s/$/{'' if is_first else '~1'}/' | xargs git log -1 --format=%s > ../{out}\n",
-        [file_case(out, subjects[at if is_first else at - 1])],
+        file_case(out, subjects[at if is_first else at - 1]),
     )
 
 
@@ -306,7 +299,7 @@ def _conflict(draw: Draw) -> DrawnTask:
     for key in draw.some(keys, 4):
         ours[key] += draw.number(1, 400)
         theirs[key] += draw.number(401, 900)
-    prefers = draw.one(("larger", "smaller", branch, "main"))
+    prefers = draw.either("larger", "smaller", branch, "main")
     merged = {
         key: {"larger": max, "smaller": min}[prefers](ours[key], theirs[key])
         if prefers in ("larger", "smaller")
@@ -335,18 +328,18 @@ def _conflict(draw: Draw) -> DrawnTask:
         f"cd {repository}\ngit merge -q {branch} >/dev/null || true\n{write_file(name, text(merged))}git add -A\ngit "
         f"commit -qm '{final}'\n",
         [
-            git_case(repository, "log -1 --format=%s main", stdout=final),
-            git_case(repository, "log --format=%s main^1", stdout=lines([two, subject])),
-            git_case(repository, "log --format=%s main^2", stdout=lines([one, subject])),
+            *git_case(repository, "log -1 --format=%s main", stdout=final),
+            *git_case(repository, "log --format=%s main^1", stdout=lines([two, subject])),
+            *git_case(repository, "log --format=%s main^2", stdout=lines([one, subject])),
             *_content(repository, {name: text(merged), **extra}),
-            _clean(repository),
+            *_clean(repository),
         ],
     )
 
 
 def _purge(draw: Draw) -> DrawnTask:
     repository, (subjects, changes) = draw.word(), _history(draw, draw.number(5, 7))
-    secret, at = f"{draw.word()}.{draw.one(('key', 'pem', 'env'))}", draw.number(1, 3)
+    secret, at = f"{draw.word()}.{draw.either('key', 'pem', 'env')}", draw.number(1, 3)
     changes[at] = {**changes[at], secret: f"{draw.word()}{draw.number(1000, 9999)}\n"}
     is_deleted = draw.chance(0.5)
     deletes = "delete the secret"
@@ -366,13 +359,13 @@ def _purge(draw: Draw) -> DrawnTask:
         f"--cached --ignore-unmatch {secret}' --prune-empty main >/dev/null 2>&1\ngit for-each-ref --format='delete "
         "%(refname)' refs/original | git update-ref --stdin\ngit reset -q --hard\n",
         [
-            git_case(repository, f"log --full-history --format=%s --all -- {secret}", stdout=""),
-            git_case(
+            *git_case(repository, f"log --full-history --format=%s --all -- {secret}", stdout=""),
+            *git_case(
                 repository,
                 f"log --reverse --format=%s --invert-grep '--grep=^{deletes}$' main",
                 stdout=lines(subject for subject in subjects_now if subject != deletes),
             ),
-            git_case(repository, "for-each-ref '--format=%(refname)'", stdout="refs/heads/main"),
+            *git_case(repository, "for-each-ref '--format=%(refname)'", stdout="refs/heads/main"),
             *_content(repository, files),
         ],
     )
@@ -398,20 +391,16 @@ new=$(git commit-tree -p main~{len(subjects) - first} -m '{final}' main~{len(sub
 git rebase -q --onto $new main~{len(subjects) - first - count} main
 """,
         [
-            _log(repository, result),
+            *_log(repository, result),
             *_content(repository, _merged(changes)),
-            git_case(
+            *git_case(
                 repository,
                 f"diff-tree -r --name-only --no-commit-id main~{len(result) - first - 1}",
-                stdout=lines(sorted(_changed(changes, first, count))),
+                stdout=lines(sorted(_merged(changes[first : first + count]))),
             ),
-            _clean(repository),
+            *_clean(repository),
         ],
     )
-
-
-def _changed(changes: Sequence[Mapping[str, str]], first: int, count: int) -> set[str]:
-    return {path for change in changes[first : first + count] for path in change}
 
 
 def _culprit(draw: Draw) -> DrawnTask:
@@ -444,10 +433,10 @@ def _culprit(draw: Draw) -> DrawnTask:
         "check.sh >/dev/null\nbad=$(git rev-parse refs/bisect/bad)\ngit bisect reset >/dev/null 2>&1\ngit log -1 "
         f"--format=%s $bad > ../{out}\ngit revert --no-edit $bad >/dev/null\n",
         [
-            file_case(out, subjects[bad]),
-            git_case(repository, "log --reverse --format=%s main~1", stdout=lines(subjects)),
+            *file_case(out, subjects[bad]),
+            *git_case(repository, "log --reverse --format=%s main~1", stdout=lines(subjects)),
             *_content(repository, {**files(count - 1, bad), "check.sh": test}),
-            _clean(repository),
+            *_clean(repository),
         ],
     )
 
@@ -476,11 +465,11 @@ git rebase -q main {branch}
 git checkout -q main
 """,
         [
-            _log(repository, [*subjects, *later, *(news[number] for number in rest)], branch),
-            git_case(repository, f"rev-list --count --merges {branch}", stdout="0"),
+            *_log(repository, [*subjects, *later, *(news[number] for number in rest)], branch),
+            *git_case(repository, f"rev-list --count --merges {branch}", stdout="0"),
             *_content(repository, _merged([*changes, *later_files, *(files[number] for number in rest)]), branch),
-            _log(repository, [*subjects, *later]),
-            absent_case(f"{repository}/.git/rebase-merge"),
+            *_log(repository, [*subjects, *later]),
+            *absent_case(f"{repository}/.git/rebase-merge"),
         ],
     )
 

@@ -50,13 +50,13 @@ def _application(entries: Sequence[_Entry], month: str) -> str:
 
 def _requests(draw: Draw, low: int, high: int) -> list[_Request]:
     addresses = [f"10.{draw.number(0, 255)}.{draw.number(0, 255)}.{draw.number(1, 254)}" for _ in range(12)]
-    paths = [f"/{draw.word()}{draw.one(('', '.html', '/' + draw.word(), '/index'))}" for _ in range(8)]
+    paths = [f"/{draw.word()}{draw.either('', '.html', '/' + draw.word(), '/index')}" for _ in range(8)]
     seconds = sorted(draw.number(0, 86399) for _ in range(draw.number(low, high)))
     return [
         _Request(
             addresses[draw.number(0, draw.number(2, 11))],
             second,
-            draw.one(("GET", "GET", "POST", "PUT")),
+            draw.either("GET", "GET", "POST", "PUT"),
             paths[draw.number(0, draw.number(2, 7))],
             draw.one(_STATUSES),
             draw.number(100, 9999),
@@ -90,7 +90,7 @@ def _level(draw: Draw) -> DrawnTask:
     found = [entry for entry in entries if entry.level == level]
     counts = draw.chance(0.6)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the number of lines with the level {level} in {log} to {out}.",
             f"How many lines of {log} contain {level}? Write the number to {out}.",
         )
@@ -98,7 +98,7 @@ def _level(draw: Draw) -> DrawnTask:
         else f"Write all lines of {log} with the level {level} to {out}.",
         files={log: _application(entries, month)},
         solution=f"grep {'-c ' if counts else ''}{level} {log} > {out}\n",
-        checks=[file_case(out, str(len(found)), "words") if counts else file_case(out, _application(found, month))],
+        checks=file_case(out, str(len(found)), "words") if counts else file_case(out, _application(found, month)),
     )
 
 
@@ -107,13 +107,13 @@ def _at_time(draw: Draw) -> DrawnTask:
     entries = _entries(draw, 20, 80)
     entry = draw.one(entries)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the line of {log} with the time {entry.clock} to {out}.",
             f"Which line of {log} has the time {entry.clock}? Write it to {out}.",
         ),
         files={log: _application(entries, month)},
         solution=f"grep {entry.clock} {log} > {out}\n",
-        checks=[file_case(out, _application([entry], month))],
+        checks=file_case(out, _application([entry], month)),
     )
 
 
@@ -128,7 +128,7 @@ def _of_address(draw: Draw) -> DrawnTask:
             f'$1 == "{address}"',
         )
     elif what == 1:
-        status = draw.one((200, 404, 500, 503))
+        status = draw.either(200, 404, 500, 503)
         question, found, program = (
             f"requests with the status {status}",
             [r for r in requests if r.status == status],
@@ -145,7 +145,7 @@ def _of_address(draw: Draw) -> DrawnTask:
         f"size of the response. Write the {'sum of the sizes of' if total else 'number of'} all {question} to {out}.",
         files={log: _access(draw, requests)},
         solution=f"awk '{program} {{ n += {'$10' if total else '1'} }} END {{ print n + 0 }}' {log} > {out}\n",
-        checks=[file_case(out, str(value), "words")],
+        checks=file_case(out, str(value), "words"),
     )
 
 
@@ -163,13 +163,13 @@ def _component(draw: Draw) -> DrawnTask:
         files={log: _application(entries, month)},
         solution=f"grep -F '{level} [{component}]' {log} | {'tail' if is_last else 'head'} -n 1 | sed 's/.*\\] //' > "
         f"{out}\n",
-        checks=[file_case(out, entry.text)],
+        checks=file_case(out, entry.text),
     )
 
 
 def _top(draw: Draw) -> DrawnTask:
     log, out, requests, top = f"{draw.word()}.log", draw.output(), _requests(draw, 120, 220), draw.number(3, 6)
-    what, field, of = draw.one((("addresses", "$1", 0), ("paths", "$7", 1)))
+    what, field, of = draw.either(("addresses", "$1", 0), ("paths", "$7", 1))
     errors = draw.chance(0.5)
     keys = [request.path if of else request.address for request in requests if not errors or request.status >= 500]
     ranked = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))[:top]
@@ -181,7 +181,7 @@ def _top(draw: Draw) -> DrawnTask:
         files={log: _access(draw, requests)},
         solution=f"awk '{'$9 >= 500 ' if errors else ''}{{ print {field} }}' {log} | LC_ALL=C sort | uniq -c | "
         f"LC_ALL=C sort -k1,1nr -k2,2 | head -n {top} | awk '{{ print $2, $1 }}' > {out}\n",
-        checks=[file_case(out, lines(f"{key} {count}" for key, count in ranked))],
+        checks=file_case(out, lines(f"{key} {count}" for key, count in ranked)),
     )
 
 
@@ -194,7 +194,7 @@ def _hours(draw: Draw) -> DrawnTask:
             f"hour that has requests to {out}, in order, with two digits for the hour, such as 07 12.",
             files={log: _access(draw, requests)},
             solution=f"cut -d: -f2 {log} | sort | uniq -c | awk '{{ print $2, $1 }}' > {out}\n",
-            checks=[file_case(out, lines(f"{hour:02} {counts[hour]}" for hour in sorted(counts)))],
+            checks=file_case(out, lines(f"{hour:02} {counts[hour]}" for hour in sorted(counts))),
         )
     counts_by, sizes = Counter[str](), Counter[str]()
     for request in requests:
@@ -208,7 +208,7 @@ def _hours(draw: Draw) -> DrawnTask:
         solution=f"""awk '{{ sub(/"/, "", $6); n[$6]++; size[$6] += $10 }}
 END {{ for (m in n) print m, n[m], size[m] }}' {log} | LC_ALL=C sort > {out}
 """,
-        checks=[file_case(out, lines(f"{method} {counts_by[method]} {sizes[method]}" for method in sorted(sizes)))],
+        checks=file_case(out, lines(f"{method} {counts_by[method]} {sizes[method]}" for method in sorted(sizes))),
     )
 
 
@@ -225,15 +225,13 @@ def _levels(draw: Draw) -> DrawnTask:
         files={f"{folder}/{name}": _application(entries, month) for name, entries in logs.items()},
         solution=f"cat {folder}/*.log | awk '$3 == \"{level}\" {{ print $4 }}' | tr -d '[]' | LC_ALL=C sort | uniq -c "
         f"| awk '{{ print $2, $1 }}' > {out}\n",
-        checks=[file_case(out, lines(f"{key} {counts[key]}" for key in sorted(counts)))],
+        checks=file_case(out, lines(f"{key} {counts[key]}" for key in sorted(counts))),
     )
 
 
 def _durations(draw: Draw) -> DrawnTask:
-    script, (begin, end) = (
-        draw.script("sh"),
-        draw.one((("start", "end"), ("begin", "done"), ("open", "close"), ("login", "logout"))),
-    )
+    script = draw.script("sh")
+    begin, end = draw.either(("start", "end"), ("begin", "done"), ("open", "close"), ("login", "logout"))
 
     def log() -> tuple[str, list[str]]:
         events, found = list[tuple[int, str]](), list[str]()
@@ -261,12 +259,12 @@ $2 == "{end}" {{ print $3, s - at[$3] }}' "$1" | LC_ALL=C sort -k2,2nr -k1,1
         f"without `{end}` are left out. The script is run on other logs too.",
         files={"jobs.log": visible[0]},
         solution=write_file(script, program),
-        checks=[run_case(f"bash {script} other.log", files={"other.log": hidden}, stdout=lines(found))],
+        checks=run_case(f"bash {script} other.log", files={"other.log": hidden}, stdout=lines(found)),
     )
 
 
 def _rates(draw: Draw) -> DrawnTask:
-    script, first = draw.script("sh"), draw.one((400, 500))
+    script, first = draw.script("sh"), draw.either(400, 500)
     visible, hidden = _requests(draw, 60, 100), _requests(draw, 100, 200)
     counts, errors, sizes = Counter[str](), Counter[str](), Counter[str]()
     for request in hidden:
@@ -287,16 +285,14 @@ END {{ for (path in n) print path, n[path], int(bad[path] * 100 / n[path]) "%", 
         "and the largest size. Sort the lines by path, by bytes (LC_ALL=C). The script is run on other logs too.",
         files={"access.log": _access(draw, visible)},
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} other.log", files={"other.log": _access(draw, hidden)}, stdout=lines(sorted(found))
-            )
-        ],
+        checks=run_case(
+            f"bash {script} other.log", files={"other.log": _access(draw, hidden)}, stdout=lines(sorted(found))
+        ),
     )
 
 
 def _guesses(draw: Draw) -> DrawnTask:
-    script, least, window = draw.script("py"), draw.number(3, 5), draw.one((30, 60, 120))
+    script, least, window = draw.script("py"), draw.number(3, 5), draw.either(30, 60, 120)
 
     def log() -> str:
         addresses = [f"10.0.{draw.number(0, 255)}.{draw.number(1, 254)}" for _ in range(5)]
@@ -351,7 +347,7 @@ for line in open(sys.argv[1]):
         "other logs too.",
         files={"auth.log": visible},
         solution=write_file(script, program),
-        checks=[run_case(f"python3 {script} other.log", files={"other.log": hidden}, stdout=lines(alerts(hidden)))],
+        checks=run_case(f"python3 {script} other.log", files={"other.log": hidden}, stdout=lines(alerts(hidden))),
     )
 
 
@@ -362,11 +358,8 @@ def _trace(draw: Draw) -> DrawnTask:
     def logs() -> tuple[str, str, list[str]]:
         requests, calls, found = list[str](), list[tuple[int, str]](), list[str]()
         for second in sorted({draw.number(0, 99999) for _ in range(draw.number(16, 26))}):
-            id, path, status = (
-                f"{draw.number(0, 16**8 - 1):08x}",
-                f"/{draw.word()}",
-                draw.one((200, 200, 404, 500, 503)),
-            )
+            id, path = f"{draw.number(0, 16**8 - 1):08x}", f"/{draw.word()}"
+            status = draw.either(200, 200, 404, 500, 503)
             requests.append(f"{second} id={id} path={path} status={status}")
             mine = list(zip(draw.some(range(1, 500), draw.number(0, 4)), draw.words(4), strict=False))
             calls += [
@@ -400,9 +393,9 @@ for request in read(sys.argv[1]):
         "(- without calls). The program is run on other logs too.",
         files={f"{front}.log": visible[0], f"{back}.log": visible[1]},
         solution=write_file(script, program),
-        checks=[
-            run_case(f"python3 {script} a.log b.log", files={"a.log": requests, "b.log": calls}, stdout=lines(found))
-        ],
+        checks=run_case(
+            f"python3 {script} a.log b.log", files={"a.log": requests, "b.log": calls}, stdout=lines(found)
+        ),
     )
 
 

@@ -17,7 +17,7 @@ _SUFFIXES = ("txt", "sh", "cfg", "key", "log", "py", "html", "pem")
 
 def _mode(draw: Draw) -> str:
     """Return a mode with which the owner can read."""
-    return f"{draw.one((4, 5, 6, 7))}{draw.number(0, 7)}{draw.number(0, 7)}"
+    return f"{draw.either(4, 5, 6, 7)}{draw.number(0, 7)}{draw.number(0, 7)}"
 
 
 def _paths(draw: Draw, low: int, high: int, suffixes: Sequence[str] = _SUFFIXES) -> list[str]:
@@ -38,14 +38,14 @@ def _set_mode(draw: Draw) -> DrawnTask:
     if mode == before:
         return _set_mode(draw)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Set the permissions of {path} to {mode} (octal).",
             f"Change the mode of the file {path} to {mode}.",
         ),
         files=_files([path], draw),
         setup=f"chmod {before} {path}\n",
         solution=f"chmod {mode} {path}\n",
-        checks=[modes_case({path: mode})],
+        checks=modes_case({path: mode}),
     )
 
 
@@ -64,21 +64,21 @@ def _change_bit(draw: Draw) -> DrawnTask:
         files=_files([path], draw),
         setup=f"chmod {before} {path}\n",
         solution=f"chmod {letter}{'+' if is_given else '-'}{sign} {path}\n",
-        checks=[modes_case({path: "".join(map(str, digits)).lstrip("0") or "0"})],
+        checks=modes_case({path: "".join(map(str, digits)).lstrip("0") or "0"}),
     )
 
 
 def _read_mode(draw: Draw) -> DrawnTask:
     path, mode, out = f"{draw.word()}{draw.number(1, 99)}.{draw.one(_SUFFIXES)}", _mode(draw), draw.output()
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the permissions of {path} as three octal digits to {out}.",
             f"What is the mode of {path}? Write it to {out} in octal, such as 644.",
         ),
         files=_files([path], draw),
         setup=f"chmod {mode} {path}\n",
         solution=f"stat -c %a {path} > {out}\n",
-        checks=[file_case(out, mode, "words")],
+        checks=file_case(out, mode, "words"),
     )
 
 
@@ -97,20 +97,18 @@ def _whole_tree(draw: Draw) -> DrawnTask:
         setup=_chmod(dict.fromkeys(paths, "666")) + _chmod(dict.fromkeys(sorted(folders), "777")),
         solution=f"find {root} -type f -exec chmod {of_files} {{}} +\nfind {root} -type d -exec chmod {of_folders} "
         "{} +\n",
-        checks=[modes_case(modes)],
+        checks=modes_case(modes),
     )
 
 
 def _by_suffix(draw: Draw) -> DrawnTask:
     root, (suffix, other) = draw.word(), draw.some(_SUFFIXES, 2)
     before = {f"{root}/{path}": _mode(draw) for path in _paths(draw, 8, 16, (suffix, other))}
-    who, change, mask = draw.one(
-        (
-            ("executable for everyone", "a+x", 0o111),
-            ("writable for their group", "g+w", 0o020),
-            ("readable for everyone", "a+r", 0o444),
-            ("executable for their owner and group", "ug+x", 0o110),
-        )
+    who, change, mask = draw.either(
+        ("executable for everyone", "a+x", 0o111),
+        ("writable for their group", "g+w", 0o020),
+        ("readable for everyone", "a+r", 0o444),
+        ("executable for their owner and group", "ug+x", 0o110),
     )
     modes = {path: f"{int(mode, 8) | mask:o}" if path.endswith(suffix) else mode for path, mode in before.items()}
     if modes == before:
@@ -121,7 +119,7 @@ def _by_suffix(draw: Draw) -> DrawnTask:
         files=_files(before, draw),
         setup=_chmod(before),
         solution=f"find {root} -type f -name '*.{suffix}' -exec chmod {change} {{}} +\n",
-        checks=[modes_case(modes)],
+        checks=modes_case(modes),
     )
 
 
@@ -143,7 +141,7 @@ def _count_bit(draw: Draw) -> DrawnTask:
         files=_files(modes, draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm -{value * 8 ** (2 - at):03o} | wc -l > {out}\n",
-        checks=[file_case(out, str(count), "words")],
+        checks=file_case(out, str(count), "words"),
     )
 
 
@@ -165,12 +163,12 @@ def _from_list(draw: Draw) -> DrawnTask:
         setup=_chmod(before),
         solution=f'cd {root}\nwhile read -r {"path mode" if flipped else "mode path"}; do chmod "$mode" "$path"; done '
         f"< ../{listing}\n",
-        checks=[modes_case({**before, **under(root, wanted)})],
+        checks=modes_case({**before, **under(root, wanted)}),
     )
 
 
 def _protect(draw: Draw) -> DrawnTask:
-    root, mark = draw.word(), draw.one(("SECRET", "PRIVATE KEY", "password=", "token:", "CONFIDENTIAL"))
+    root, mark = draw.word(), draw.either("SECRET", "PRIVATE KEY", "password=", "token:", "CONFIDENTIAL")
     files, before = {}, {}
     for path in _paths(draw, 10, 18):
         text = [draw.sentence() for _ in range(6)]
@@ -192,19 +190,17 @@ def _protect(draw: Draw) -> DrawnTask:
         setup=_chmod(before),
         solution=f"grep -rlF '{mark}' {root} | while read -r path; do chmod {'o=' if keep_group else 'go='} "
         f'"$path"; done\n',
-        checks=[modes_case({**before, **modes})],
+        checks=modes_case({**before, **modes}),
     )
 
 
 def _list_bit(draw: Draw) -> DrawnTask:
     root, out = draw.word(), draw.output()
-    what, option, mask = draw.one(
-        (
-            ("other users can write", "-002", 0o002),
-            ("the group can write", "-020", 0o020),
-            ("the owner can execute", "-100", 0o100),
-            ("other users can read", "-004", 0o004),
-        )
+    what, option, mask = draw.either(
+        ("other users can write", "-002", 0o002),
+        ("the group can write", "-020", 0o020),
+        ("the owner can execute", "-100", 0o100),
+        ("other users can read", "-004", 0o004),
     )
     modes = {f"{root}/{path}": _mode(draw) for path in _paths(draw, 15, 30)}
     found = sorted(f"{path} {mode}" for path, mode in modes.items() if int(mode, 8) & mask)
@@ -214,7 +210,7 @@ def _list_bit(draw: Draw) -> DrawnTask:
         files=_files(modes, draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm {option} -printf '%p %m\\n' | LC_ALL=C sort > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -254,14 +250,12 @@ BEGIN { while ((getline line < policy) > 0) { split(line, part, " "); want[part[
         files={**_files(under("tree", now), draw), policy: rules(policy_now)},
         setup=_chmod(under("tree", now)),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} other rules",
-                files={**_files(under("other", then), draw), "rules": rules(policy_then)},
-                modes=under("other", then),
-                stdout=lines(found),
-            )
-        ],
+        checks=run_case(
+            f"bash {script} other rules",
+            files={**_files(under("other", then), draw), "rules": rules(policy_then)},
+            modes=under("other", then),
+            stdout=lines(found),
+        ),
     )
 
 
@@ -296,15 +290,13 @@ done
         files=_files({**under(first, visible[0]), **under(second, visible[1])}, draw),
         setup=_chmod(under(first, visible[0])),
         solution=write_file(script, program),
-        checks=[
-            run_case(
-                f"bash {script} from to",
-                files=_files({**under("from", source), **under("to", target)}, draw),
-                modes={**under("from", source), **under("to", target)},
-                stdout=lines(missing),
-                then=[modes_case({**under("from", source), **under("to", result)})],
-            )
-        ],
+        checks=run_case(
+            f"bash {script} from to",
+            files=_files({**under("from", source), **under("to", target)}, draw),
+            modes={**under("from", source), **under("to", target)},
+            stdout=lines(missing),
+            then=modes_case({**under("from", source), **under("to", result)}),
+        ),
     )
 
 
@@ -350,13 +342,11 @@ for parent, _, names in os.walk(sys.argv[1]):
             "rules.txt": lines(f"{mode} {pattern}" for pattern, mode in rules_now),
         },
         solution=write_file(name, program),
-        checks=[
-            run_case(
-                f"python3 {name} files policy",
-                files={**_files(modes, draw), "policy": lines(f"{mode} {pattern}" for pattern, mode in rules_then)},
-                then=[modes_case(modes)],
-            )
-        ],
+        checks=run_case(
+            f"python3 {name} files policy",
+            files={**_files(modes, draw), "policy": lines(f"{mode} {pattern}" for pattern, mode in rules_then)},
+            then=modes_case(modes),
+        ),
     )
 
 
@@ -369,11 +359,8 @@ def _access(draw: Draw) -> DrawnTask:
         members = {group: draw.some(users, draw.number(1, 3)) for group in groups}
         user, listing, found = draw.one(users), [], []
         for path in _paths(draw, 20, 30):
-            mode, owner, group = (
-                f"{draw.number(0, 7)}{draw.number(0, 7)}{draw.number(0, 7)}",
-                draw.one(users),
-                draw.one(groups),
-            )
+            mode = f"{draw.number(0, 7)}{draw.number(0, 7)}{draw.number(0, 7)}"
+            owner, group = draw.one(users), draw.one(groups)
             if draw.chance(0.3):
                 owner = user
             listing.append(f"{mode} {owner} {group} {path}")
@@ -405,7 +392,7 @@ awk -v user="$3" 'NR == FNR {{
         "users too.",
         files={"files.txt": visible[0], "groups.txt": visible[1]},
         solution=write_file(script, program),
-        checks=[run_case(f"bash {script} l g {user}", files={"l": listing, "g": groups}, stdout=lines(found))],
+        checks=run_case(f"bash {script} l g {user}", files={"l": listing, "g": groups}, stdout=lines(found)),
     )
 
 

@@ -30,7 +30,7 @@ def _output(draw: Draw) -> DrawnTask:
     job, out, word = f"{draw.word()}.sh", draw.output(), draw.word()
     count, factor, offset = draw.number(3, 30), draw.number(2, 99), draw.number(1, 999)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Run `sh {job}` and write its output to {out}.",
             f"Run the script {job} with sh. Store what it prints in the file {out}.",
         ),
@@ -39,7 +39,7 @@ def _output(draw: Draw) -> DrawnTask:
             "1))\ndone\n"
         },
         solution=f"sh {job} > {out}\n",
-        checks=[file_case(out, lines(f"{word} {i * factor + offset}" for i in range(1, count + 1)))],
+        checks=file_case(out, lines(f"{word} {i * factor + offset}" for i in range(1, count + 1))),
     )
 
 
@@ -47,13 +47,13 @@ def _status(draw: Draw) -> DrawnTask:
     job, out = f"{draw.word()}.sh", draw.output()
     first, second = draw.number(100, 9999), draw.number(100, 9999)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Run `sh {job}` and write its exit status to {out}.",
             f"With which exit status does `sh {job}` end? Write the number to {out}.",
         ),
         files={job: f"# {draw.sentence()}\nvalue=$(({first} * {second}))\nexit $((value % 251 + 1))\n"},
         solution=f"code=0\nsh {job} || code=$?\necho $code > {out}\n",
-        checks=[file_case(out, str(first * second % 251 + 1), "words")],
+        checks=file_case(out, str(first * second % 251 + 1), "words"),
     )
 
 
@@ -68,12 +68,12 @@ def _variable(draw: Draw) -> DrawnTask:
         f"to {out}.",
         files={job: f'printf %s "{use}-{salt}" | sha256sum | cut -c1-12\n'},
         solution=f"{'' if by_argument else f'{name}={value} '}sh {job}{f' {value}' if by_argument else ''} > {out}\n",
-        checks=[file_case(out, _digest(f"{value}-{salt}"), "words")],
+        checks=file_case(out, _digest(f"{value}-{salt}"), "words"),
     )
 
 
 def _argument(draw: Draw) -> DrawnTask:
-    name, option, out = f"{draw.word()}-{draw.word()}", draw.one(("port", "limit", "size", "batch")), draw.output()
+    name, option, out = f"{draw.word()}-{draw.word()}", draw.either("port", "limit", "size", "batch"), draw.output()
     value = draw.number(1024, 65000)
     others = [f"{other} --{option}={draw.number(1024, 65000)}" for other in draw.words(3)]
     return DrawnTask(
@@ -81,7 +81,7 @@ def _argument(draw: Draw) -> DrawnTask:
         f"/proc/PID/cmdline). Write this number to {out}.",
         services="".join(map(_named, draw.some([f"{name} --{option}={value}", *others], 4))),
         solution=f"{_READ_ARGUMENTS} | sed -n 's/^{name} --{option}=//p' > {out}\n",
-        checks=[file_case(out, str(value), "words")],
+        checks=file_case(out, str(value), "words"),
     )
 
 
@@ -94,7 +94,7 @@ def _environment(draw: Draw) -> DrawnTask:
         services=f"{name}={value} sleep 86400 {_QUIET}\n{_until(f'{name}=', 'environ')}"
         f"{second.upper()}=none sleep 86400 {_QUIET}\n",
         solution=f"{_READ_ENVIRONMENTS} | sed -n 's/^{name}=//p' | head -n 1 > {out}\n",
-        checks=[file_case(out, value, "words")],
+        checks=file_case(out, value, "words"),
     )
 
 
@@ -113,15 +113,15 @@ def _failed(draw: Draw) -> DrawnTask:
         },
         solution=f"cd {folder}\nfor job in *.sh; do\n  if {'! ' if wants_failed else ''}sh $job; then echo $job; "
         f"fi\ndone | LC_ALL=C sort > ../{out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
 def _signal(draw: Draw) -> DrawnTask:
-    name, out, signal = draw.word(), draw.output(), draw.one(("USR1", "USR2", "HUP"))
+    name, out, signal = draw.word(), draw.output(), draw.either("USR1", "USR2", "HUP")
     token, key = _digest(str(draw.number(0, 10**9))), draw.number(1, 9)
-    shifted = token.translate(str.maketrans("0123456789abcdef", "0123456789abcdef"[key:] + "0123456789abcdef"[:key]))
     hexadecimal = "0123456789abcdef"
+    shifted = token.translate(str.maketrans(hexadecimal, hexadecimal[key:] + hexadecimal[:key]))
     program = f"""trap "echo {shifted} | tr {hexadecimal[key:] + hexadecimal[:key]} {hexadecimal} > {out}" {signal}
 echo $$ > {name}.pid
 while :; do sleep 1000 & wait; done"""
@@ -130,7 +130,7 @@ while :; do sleep 1000 & wait; done"""
         f"SIG{signal}. Make it do so.",
         services=f"sh -c '{program}' {_QUIET}\nuntil [ -s {name}.pid ]; do sleep 0.05; done\n",
         solution=f"kill -{signal} $(cat {name}.pid)\nuntil [ -s {out} ]; do sleep 0.1; done\n",
-        checks=[file_case(out, token, "words")],
+        checks=file_case(out, token, "words"),
     )
 
 
@@ -147,7 +147,7 @@ def _workers(draw: Draw) -> DrawnTask:
         f"line NAME PORT to {out} for each one with the queue {queues[0]}, sorted by name.",
         services="".join(map(_named, commands)),
         solution=f"{_READ_ARGUMENTS} | sed -n '{pattern}' | LC_ALL=C sort > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -167,12 +167,12 @@ def _folders(draw: Draw) -> DrawnTask:
   if [ -n "$name" ]; then echo "$name $(basename "$(readlink $process/cwd)")"; fi
 done | LC_ALL=C sort > {out}
 """,
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
 def _limits(draw: Draw) -> DrawnTask:
-    folder, out, word = draw.word(), draw.output(), draw.one(("timeout", "hangs", "slow", "-"))
+    folder, out, word = draw.word(), draw.output(), draw.either("timeout", "hangs", "slow", "-")
     hanging = draw.number(1, 2)
     names = draw.words(draw.number(6, 10))
     codes = {name: draw.number(0, 99) for name in names}
@@ -194,7 +194,7 @@ for job in *.sh; do
   echo "${{job%.sh}} $code"
 done | LC_ALL=C sort > ../{out}
 """,
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -222,9 +222,6 @@ done
 wait
 cat status-* | LC_ALL=C sort > {report}
 """
-    case = run_case(
-        f"bash {script}", remove=[folder, report], files=hidden, timeout_s=30, then=[file_case(report, lines(found))]
-    )
     return DrawnTask(
         instruction=f"Write a script {script} that runs all scripts {folder}/*.sh with bash at the same time, from the "
         "current folder (they wait for each other, so one after the other does not work), and waits until all have "
@@ -233,7 +230,9 @@ cat status-* | LC_ALL=C sort > {report}
         f"scripts in {folder}.",
         files=visible[0],
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {script}", remove=[folder, report], files=hidden, timeout_s=30, then=file_case(report, lines(found))
+        ),
     )
 
 
@@ -245,7 +244,7 @@ exit "$2"
 """
     hidden = _digest(str(draw.number(0, 10**9))) + ".sh"
 
-    def case(most: int, success: int) -> Case:
+    def case(most: int, success: int) -> list[Case]:
         code, text = draw.number(2, 99), f"{draw.word()} {draw.word()}"
         calls = min(most, success)
         attempts = [f"{word} {i}: {0 if i == success else code}" for i in range(1, calls + 1)]
@@ -255,7 +254,7 @@ exit "$2"
             remove=["calls"],
             stdout=lines(attempts),
             exit=0 if success <= most else code,
-            then=[file_case("calls", f"{success} {code} {text}\n" * calls)],
+            then=file_case("calls", f"{success} {code} {text}\n" * calls),
         )
 
     program = f"""
@@ -269,7 +268,7 @@ for i in $(seq "$most"); do
 done
 exit $code
 """
-    cases = [case(draw.number(4, 6), draw.number(2, 4)), case(draw.number(2, 4), draw.number(5, 9)), case(3, 1)]
+    cases = [*case(draw.number(4, 6), draw.number(2, 4)), *case(draw.number(2, 4), draw.number(5, 9)), *case(3, 1)]
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} MOST COMMAND ARGUMENT...`, which runs COMMAND "
         "with its arguments until it succeeds (exit status 0), at most MOST times. After each attempt it prints the "
@@ -284,17 +283,12 @@ exit $code
 
 def _stop(draw: Draw) -> DrawnTask:
     script, folder = draw.script("sh"), draw.word()
-    stopped, killed, stale = draw.one(
-        (("stopped", "killed", "stale"), ("terminated", "killed", "gone"), ("ok", "forced", "dead"))
+    stopped, killed, stale = draw.either(
+        ("stopped", "killed", "stale"), ("terminated", "killed", "gone"), ("ok", "forced", "dead")
     )
     names = draw.words(6)
-    kinds = dict(
-        zip(
-            names,
-            draw.some(("plain", "plain", "slow", "stubborn", "gone", draw.one(("plain", "gone"))), 6),
-            strict=True,
-        )
-    )
+    drawn = draw.some(("plain", "plain", "slow", "stubborn", "gone", draw.either("plain", "gone")), 6)
+    kinds = dict(zip(names, drawn, strict=True))
     words = {"plain": stopped, "slow": stopped, "stubborn": killed, "gone": stale}
     ends = {"plain": -15, "slow": 0, "stubborn": -9}
     driver = f"""
@@ -347,9 +341,6 @@ done
     expected = [f"{name} {words[kinds[name]]}" for name in sorted(names)]
     expected += [f"{name} {ends[kinds[name]]}" for name in names if kinds[name] != "gone"] + ["[]"]
     hidden = _digest(str(draw.number(0, 10**9))) + ".py"
-    case = run_case(
-        f"python3 {hidden} '{json.dumps(kinds)}'", files={hidden: driver}, stdout=lines(expected), timeout_s=30
-    )
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} FOLDER`, which stops processes. The files "
         "NAME.pid in FOLDER have the ids of processes that may be running. Send SIGTERM to each; if it has not ended "
@@ -358,13 +349,15 @@ done
         f"{stale}` if there was no such process. After the script, all of the processes must have ended. It is run "
         f"with other processes in the folder {folder}.",
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"python3 {hidden} '{json.dumps(kinds)}'", files={hidden: driver}, stdout=lines(expected), timeout_s=30
+        ),
     )
 
 
 def _pool(draw: Draw) -> DrawnTask:
     script, hidden = draw.script("sh"), _digest(str(draw.number(0, 10**9)))
-    most, mark = draw.number(2, 4), draw.one((":", " ", ";"))
+    most, mark = draw.number(2, 4), draw.either(":", " ", ";")
 
     def commands(count: int) -> tuple[list[str], list[str]]:
         codes = [(name, draw.number(0, 99)) for name in draw.words(count)]
@@ -387,13 +380,6 @@ with ThreadPoolExecutor(int(sys.argv[1])) as pool:
 for number, code in enumerate(results, 1):
     print(number, code, sep="{mark}")
 """
-    case = run_case(
-        f"bash {hidden}.sh",
-        files={f"{hidden}.sh": driver, f"{hidden}.txt": lines(texts)},
-        remove=["log"],
-        stdout=lines([*found, f"most {most} left 0"]),
-        timeout_s=30,
-    )
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} MOST FILE`, as in `bash {script} 2 commands.txt`, "
         "which runs each line of FILE as a command of `sh`, at most MOST of them at the same time. Start them in the "
@@ -402,7 +388,13 @@ for number, code in enumerate(results, 1):
         "lines: the number of its line, from 1, and its exit status. It is run with other commands too.",
         files={"commands.txt": lines(visible[0])},
         solution=f"cat > {script} <<'CONTENT'\n{python(program).replace('python3 -', 'python3 - $*')}CONTENT\n",
-        checks=[case],
+        checks=run_case(
+            f"bash {hidden}.sh",
+            files={f"{hidden}.sh": driver, f"{hidden}.txt": lines(texts)},
+            remove=["log"],
+            stdout=lines([*found, f"most {most} left 0"]),
+            timeout_s=30,
+        ),
     )
 
 

@@ -52,13 +52,13 @@ def _lookup_csv(draw: Draw) -> DrawnTask:
     by_name = draw.chance(0.5)
     column, key, value = (2, "name", row[1]) if by_name else (1, "id", row[0])
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the {field} of the row with {key} {value} in {data} to {out}.",
             f"Which {field} does the row with the {key} {value} have in {data}? Write only the {field} to {out}.",
         ),
         files={data: _csv(("id", "name", group, field), rows)},
         solution=f"awk -F, '${column} == \"{value}\" {{ print $4 }}' {data} > {out}\n",
-        checks=[file_case(out, str(row[3]), "words")],
+        checks=file_case(out, str(row[3]), "words"),
     )
 
 
@@ -68,14 +68,14 @@ def _lookup_json(draw: Draw) -> DrawnTask:
     first = draw.one(keys)
     second = draw.one(list(tree[first]))
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"{data} has an object for each of several keys. Write the value of {second} in the object {first} to "
             f"{out}.",
             f"Write the value of {first}.{second} in {data} to {out}.",
         ),
         files={data: json.dumps(tree, indent=2) + "\n"},
         solution=f'python3 -c \'import json; print(json.load(open("{data}"))["{first}"]["{second}"])\' > {out}\n',
-        checks=[file_case(out, str(tree[first][second]), "words")],
+        checks=file_case(out, str(tree[first][second]), "words"),
     )
 
 
@@ -88,20 +88,18 @@ def _column_csv(draw: Draw) -> DrawnTask:
         "and without the header.",
         files={data: _csv(("id", "name", group, field), rows)},
         solution=f"tail -n +2 {data} | cut -d, -f{column + 1} > {out}\n",
-        checks=[file_case(out, lines(row[column] for row in rows))],
+        checks=file_case(out, lines(row[column] for row in rows)),
     )
 
 
 def _sum_csv(draw: Draw) -> DrawnTask:
     data, out, field, group = f"{draw.word()}.csv", draw.output(), draw.one(_FIELDS), draw.one(_GROUPS)
-    rows, delimiter = _rows(draw, 30, 90), draw.one((",", ";", "\t"))
+    rows, delimiter = _rows(draw, 30, 90), draw.either(",", ";", "\t")
     key, least = draw.one(rows)[2], draw.number(500, 4000)
-    condition, test, found = draw.one(
-        (
-            (f"the {group} {key}", f'$3 == "{key}"', [row for row in rows if row[2] == key]),
-            (f"a {field} above {least}", f"$4 > {least}", [row for row in rows if row[3] > least]),
-            (f"another {group} than {key}", f'$3 != "{key}"', [row for row in rows if row[2] != key]),
-        )
+    condition, test, found = draw.either(
+        (f"the {group} {key}", f'$3 == "{key}"', [row for row in rows if row[2] == key]),
+        (f"a {field} above {least}", f"$4 > {least}", [row for row in rows if row[3] > least]),
+        (f"another {group} than {key}", f'$3 != "{key}"', [row for row in rows if row[2] != key]),
     )
     named = {",": "commas", ";": "semicolons", "\t": "tabs"}[delimiter]
     return DrawnTask(
@@ -109,7 +107,7 @@ def _sum_csv(draw: Draw) -> DrawnTask:
         f"rows with {condition} to {out}.",
         files={data: _csv(("id", "name", group, field), rows, delimiter)},
         solution=f"awk -F'{delimiter}' 'NR > 1 && {test} {{ total += $4 }} END {{ print total + 0 }}' {data} > {out}\n",
-        checks=[file_case(out, str(sum(row[3] for row in found)), "words")],
+        checks=file_case(out, str(sum(row[3] for row in found)), "words"),
     )
 
 
@@ -131,7 +129,7 @@ rows = [row for row in json.load(open("{data}")) if row["{group}"] == "{key}"]
 found = [row["name"] for row in rows if row["{field}"] {">" if is_above else "<="} {least}]
 open("{out}", "w").write("\\n".join(sorted(found)) + "\\n")
 """),
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -141,12 +139,10 @@ def _query_database(draw: Draw) -> DrawnTask:
     rows = _rows(draw, 30, 90)
     key = draw.one(rows)[2]
     of_group = [row for row in rows if row[2] == key]
-    what, expression, value = draw.one(
-        (
-            (f"sum of the column {field}", f"sum({field})", sum(row[3] for row in of_group)),
-            (f"largest value of the column {field}", f"max({field})", max(row[3] for row in of_group)),
-            (f"smallest value of the column {field}", f"min({field})", min(row[3] for row in of_group)),
-        )
+    what, expression, value = draw.either(
+        (f"sum of the column {field}", f"sum({field})", sum(row[3] for row in of_group)),
+        (f"largest value of the column {field}", f"max({field})", max(row[3] for row in of_group)),
+        (f"smallest value of the column {field}", f"min({field})", min(row[3] for row in of_group)),
     )
     return DrawnTask(
         instruction=f"The SQLite file {path} has a table {table}. Write the {what} over all rows whose column {group} "
@@ -158,7 +154,7 @@ import sqlite3
 value, = sqlite3.connect("{path}").execute("select {expression} from {table} where {group} = '{key}'").fetchone()
 open("{out}", "w").write(f"{{value}}\\n")
 """),
-        checks=[file_case(out, str(value), "words")],
+        checks=file_case(out, str(value), "words"),
     )
 
 
@@ -190,7 +186,7 @@ with open("{out}", "w") as file:
     for key in sorted(totals, key=lambda key: ({"-totals[key], " if by_total else ""}key)):
         print(key, rows[key], totals[key], sep=",", file=file)
 """),
-        checks=[file_case(out, _csv((group, "rows", "total"), [(key, counts[key], totals[key]) for key in order]))],
+        checks=file_case(out, _csv((group, "rows", "total"), [(key, counts[key], totals[key]) for key in order])),
     )
 
 
@@ -213,7 +209,7 @@ for row in csv.DictReader(open("{source}.csv")):
     found.setdefault(row["{group}"], {{}})[row["name"]] = int(row["{field}"])
 json.dump(found, open("{out}", "w"))
 """),
-            checks=[file_case(out, json.dumps(nested), "json")],
+            checks=file_case(out, json.dumps(nested), "json"),
         )
     objects = [{"id": row[0], "name": row[1], group: row[2], field: row[3]} for row in rows]
     return DrawnTask(
@@ -227,7 +223,7 @@ for row in rows:
     row.update(id=int(row["id"]), {field}=int(row["{field}"]))
 json.dump(rows, open("{out}", "w"))
 """),
-        checks=[file_case(out, json.dumps(objects), "json")],
+        checks=file_case(out, json.dumps(objects), "json"),
     )
 
 
@@ -273,7 +269,7 @@ import sqlite3
 rows = sqlite3.connect("{path}").execute("{query.format(items, orders, field)}").fetchall()
 open("{out}", "w").write("".join(f"{{row[0]}}\\n" for row in rows))
 """),
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -286,14 +282,14 @@ def _load(draw: Draw) -> DrawnTask:
     rest = list(rows)
     for name in draw.words(3):
         part, rest = rest[: len(rows) // 3 + 1], rest[len(rows) // 3 + 1 :]
-        delimiter = draw.one((",", ";"))
+        delimiter = draw.either(",", ";")
         shown = [
             (id, name, key if draw.chance(0.6) else f" {key.upper()} ", f"{number / 100:,.2f}")
             for id, name, key, number in part
         ]
         text = _csv(("id", "name", group, field), shown, delimiter).splitlines()
         for _ in range(draw.number(1, 3)):
-            text.insert(draw.number(2, len(text)), draw.one(("", text[0])))
+            text.insert(draw.number(2, len(text)), draw.either("", text[0]))
         files[f"{folder}/{name}.csv"] = lines(text)
     return DrawnTask(
         instruction=f"Load the files {folder}/*.csv into a new SQLite file {path}: a table {table} with the columns id "
@@ -314,13 +310,13 @@ with sqlite3.connect("{path}") as database:
     database.execute("create table {table} (id INTEGER, name TEXT, {group} TEXT, cents INTEGER)")
     database.executemany("insert into {table} values (?, ?, ?, ?)", rows)
 """),
-        checks=[rows_case(path, f"select id, name, {group}, cents from {table} order by id", sorted(rows))],
+        checks=rows_case(path, f"select id, name, {group}, cents from {table} order by id", sorted(rows)),
     )
 
 
 def _orders(draw: Draw) -> DrawnTask:
-    name, state = draw.script("py"), draw.one(("paid", "sent", "open", "done"))
-    who, goods = draw.one(("customer", "client", "buyer")), draw.one(("items", "lines", "goods"))
+    name, state = draw.script("py"), draw.either("paid", "sent", "open", "done")
+    who, goods = draw.either("customer", "client", "buyer"), draw.either("items", "lines", "goods")
 
     def orders() -> list[dict[str, object]]:
         people, states = draw.words(5), [state, *draw.words(2)]
@@ -364,7 +360,7 @@ for name in sorted(totals, key=lambda name: (-totals[name], name)):
         "total, the largest first, and then by name. It is run on other orders too.",
         files={"orders.jsonl": lines(json.dumps(order) for order in visible)},
         solution=write_file(name, program),
-        checks=[run_case(f"python3 {name}", stdin=lines(json.dumps(order) for order in hidden), stdout=lines(found))],
+        checks=run_case(f"python3 {name}", stdin=lines(json.dumps(order) for order in hidden), stdout=lines(found)),
     )
 
 
@@ -411,11 +407,6 @@ for key in keys:
 sums = [sum(cells[key, month] for key in keys) for month in months]
 writer.writerow(["total", *sums, sum(sums)])
 """
-    case = run_case(
-        f"python3 {name} in.csv",
-        files={"in.csv": _csv(("date", group, field), hidden)},
-        stdout=_csv((group, *months, "total"), table),
-    )
     return DrawnTask(
         instruction=f"Write a Python program {name}, run as `python3 {name} FILE`, as in `python3 {name} data.csv`, "
         f"which prints a CSV table of the sums of {field} (an empty {field} is 0) by {group} and month. Its header is "
@@ -425,7 +416,11 @@ writer.writerow(["total", *sums, sum(sums)])
         "It is run on other files with these columns too.",
         files={"data.csv": _csv(("date", group, field), visible)},
         solution=write_file(name, program),
-        checks=[case],
+        checks=run_case(
+            f"python3 {name} in.csv",
+            files={"in.csv": _csv(("date", group, field), hidden)},
+            stdout=_csv((group, *months, "total"), table),
+        ),
     )
 
 
@@ -437,7 +432,7 @@ def _changes(draw: Draw) -> DrawnTask:
         rows, changes = _rows(draw, 12, 20), list[dict[str, object]]()
         ids = [row[0] for row in rows] + [2000 + i for i in range(6)]
         for _ in range(draw.number(10, 18)):
-            kind = draw.one(("set", "set", "add", "delete"))
+            kind = draw.either("set", "set", "add", "delete")
             change: dict[str, object] = {"do": kind, "id": draw.one(ids)}
             if kind != "delete":
                 change[field] = draw.number(1, 999)
@@ -499,16 +494,6 @@ print("skipped", skipped)
         + group
         + " none; other changes of such ids are skipped."
     )
-    case = run_case(
-        f"bash {hidden_name}",
-        files={
-            hidden_name: f"{make}python3 {name} other.db other.jsonl\n",
-            f"{table}.csv": _csv(header, hidden[0]),
-            "other.jsonl": lines(json.dumps(change) for change in hidden[1]),
-        },
-        stdout=f"skipped {skipped}",
-        then=[rows_case("other.db", f"select id, name, {group}, {field} from {table} order by id", result)],  # type: ignore[arg-type]
-    )
     return DrawnTask(
         instruction=f"Write a Python program {name}, run as `python3 {name} DATABASE CHANGES`, as in `python3 {name} "
         f"data.db changes.jsonl`, which applies changes to the table {table} ({', '.join(header)}) of a SQLite file. "
@@ -522,7 +507,16 @@ print("skipped", skipped)
         },
         setup=_database("data.db", {table: columns}),
         solution=write_file(name, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {hidden_name}",
+            files={
+                hidden_name: f"{make}python3 {name} other.db other.jsonl\n",
+                f"{table}.csv": _csv(header, hidden[0]),
+                "other.jsonl": lines(json.dumps(change) for change in hidden[1]),
+            },
+            stdout=f"skipped {skipped}",
+            then=rows_case("other.db", f"select id, name, {group}, {field} from {table} order by id", result),  # type: ignore[arg-type]
+        ),
     )
 
 

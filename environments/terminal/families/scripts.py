@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import shlex
 from collections.abc import Callable, Sequence
 
 from .family import Case, Draw, DrawnTask, Family, lines, run_case, write_file
-
-
-def _task(instruction: str, name: str, program: str, checks: Sequence[Case]) -> DrawnTask:
-    return DrawnTask(instruction=instruction, solution=write_file(name, program), checks=checks)
 
 
 def _numbers(draw: Draw, low: int, high: int, count: int) -> list[int]:
@@ -18,51 +15,46 @@ def _numbers(draw: Draw, low: int, high: int, count: int) -> list[int]:
 
 def _echo(draw: Draw) -> DrawnTask:
     name, text = draw.script("sh"), draw.sentence(1, 3)
-    return _task(
-        draw.saying(
+    return DrawnTask(
+        instruction=draw.either(
             f'Write a shell script {name} that prints "{text}".',
             f"Create the script {name}. When it is run with bash, it prints this text: {text}",
         ),
-        name,
-        f"echo {text}",
-        [run_case(f"bash {name}", stdout=text)],
+        solution=write_file(name, f"echo {text}"),
+        checks=run_case(f"bash {name}", stdout=text),
     )
 
 
 def _sequence(draw: Draw) -> DrawnTask:
-    name, first, step = draw.script("sh"), draw.number(1, 500), draw.one((1, 1, 1, 2, 3, 5, 10))
+    name, first, step = draw.script("sh"), draw.number(1, 500), draw.either(1, 1, 1, 2, 3, 5, 10)
     last = first + step * draw.number(5, 40)
-    return _task(
-        f"Write a shell script {name} that prints the numbers from {first} to "
+    return DrawnTask(
+        instruction=f"Write a shell script {name} that prints the numbers from {first} to "
         f"{last}{'' if step == 1 else f' in steps of {step}'}, one a line.",
-        name,
-        f"seq {first} {step} {last}",
-        [run_case(f"bash {name}", stdout=lines(range(first, last + 1, step)))],
+        solution=write_file(name, f"seq {first} {step} {last}"),
+        checks=run_case(f"bash {name}", stdout=lines(range(first, last + 1, step))),
     )
 
 
 def _arguments(draw: Draw) -> DrawnTask:
     name, (a, b), factor = draw.script("sh"), _numbers(draw, 100, 9999, 2), draw.number(2, 99)
-    what, expression, value = draw.one(
-        (
-            (f"the sum of its two arguments plus {factor}", f"$1 + $2 + {factor}", a + b + factor),
-            (f"its first argument times {factor}", f"$1 * {factor}", a * factor),
-            (f"the product of its two arguments plus {factor}", f"$1 * $2 + {factor}", a * b + factor),
-            (f"its first argument minus {factor}", f"$1 - {factor}", a - factor),
-        )
+    what, expression, value = draw.either(
+        (f"the sum of its two arguments plus {factor}", f"$1 + $2 + {factor}", a + b + factor),
+        (f"its first argument times {factor}", f"$1 * {factor}", a * factor),
+        (f"the product of its two arguments plus {factor}", f"$1 * $2 + {factor}", a * b + factor),
+        (f"its first argument minus {factor}", f"$1 - {factor}", a - factor),
     )
     arguments = (str(a), str(b)) if "two" in what else (str(a),)
-    return _task(
-        f"Write a shell script {name} that prints {what}. For example, it is run as `bash {name} "
+    return DrawnTask(
+        instruction=f"Write a shell script {name} that prints {what}. For example, it is run as `bash {name} "
         f"{' '.join(str(int(x) + 1) for x in arguments)}`.",
-        name,
-        f"echo $(({expression}))",
-        [run_case(f"bash {name} {' '.join(arguments)}", stdout=str(value))],
+        solution=write_file(name, f"echo $(({expression}))"),
+        checks=run_case(f"bash {name} {' '.join(arguments)}", stdout=str(value)),
     )
 
 
 def _each_line(draw: Draw) -> DrawnTask:
-    name, mark = draw.script("sh"), draw.one((":", ")", "|", " -", ">"))
+    name, mark = draw.script("sh"), draw.either(":", ")", "|", " -", ">")
     text = [draw.sentence(1, 6) for _ in range(draw.number(6, 12))]
     backwards = 'awk \'{ for (i = NF; i > 0; i--) printf "%s%s", $i, i > 1 ? " " : "\\n" }\''
     letters = "awk '{ text = \"\"; for (i = length($0); i > 0; i--) text = text substr($0, i, 1); print text }'"
@@ -79,18 +71,16 @@ def _each_line(draw: Draw) -> DrawnTask:
     )
     what, program, change = draw.one(changes)
     numbered = f"{program} | awk '{{ print NR \"{mark} \" $0 }}'"
-    case = run_case(
-        f"bash {name}",
-        stdin=lines(text),
-        stdout=lines(f"{number}{mark} {change(line)}" for number, line in enumerate(text, 1)),
-    )
-    return _task(
-        f"Write a shell script {name} that reads lines from standard input and prints each line {what}; before that, "
-        f"each line of the output has the number of the line, from 1, and `{mark} `, such as `1{mark} ...`. It is run "
-        f"as `bash {name} < FILE`. The input has only lower-case letters and single spaces.",
-        name,
-        numbered,
-        [case],
+    return DrawnTask(
+        instruction=f"Write a shell script {name} that reads lines from standard input and prints each line {what}; "
+        f"before that, each line of the output has the number of the line, from 1, and `{mark} `, such as `1{mark} "
+        f"...`. It is run as `bash {name} < FILE`. The input has only lower-case letters and single spaces.",
+        solution=write_file(name, numbered),
+        checks=run_case(
+            f"bash {name}",
+            stdin=lines(text),
+            stdout=lines(f"{number}{mark} {change(line)}" for number, line in enumerate(text, 1)),
+        ),
     )
 
 
@@ -99,11 +89,8 @@ def _choose(draw: Draw) -> DrawnTask:
     limits = sorted(draw.some(range(10, 990), 2))
     code = draw.number(2, 99)
 
-    def case(value: int) -> Case:
-        return run_case(
-            f"bash {name} {value}",
-            stdout=words[0] if value < limits[0] else words[1] if value <= limits[1] else words[2],
-        )
+    def word(value: int) -> str:
+        return words[0] if value < limits[0] else words[1] if value <= limits[1] else words[2]
 
     values = [limits[0] - 1, limits[0], limits[1], limits[1] + 1, draw.number(1, 999)]
     program = f"""
@@ -112,16 +99,16 @@ if [ "$1" -lt {limits[0]} ]; then echo {words[0]}
 elif [ "$1" -le {limits[1]} ]; then echo {words[1]}
 else echo {words[2]}; fi
 """
-    return _task(
-        f"Write a shell script {name} with one argument, an integer. It prints {words[0]} if the number is below "
-        f"{limits[0]}, {words[1]} if it is from {limits[0]} to {limits[1]}, and {words[2]} if it is above {limits[1]}. "
-        f"Without arguments, or with more than one, it prints nothing and ends with the exit status {code}.",
-        name,
-        program,
-        [
-            *map(case, values),
-            run_case(f"bash {name}", stdout="", exit=code),
-            run_case(f"bash {name} 1 2", stdout="", exit=code),
+    return DrawnTask(
+        instruction=f"Write a shell script {name} with one argument, an integer. It prints {words[0]} if the number "
+        f"is below {limits[0]}, {words[1]} if it is from {limits[0]} to {limits[1]}, and {words[2]} if it is above "
+        f"{limits[1]}. Without arguments, or with more than one, it prints nothing and ends with the exit status "
+        f"{code}.",
+        solution=write_file(name, program),
+        checks=[
+            *(case for value in values for case in run_case(f"bash {name} {value}", stdout=word(value))),
+            *run_case(f"bash {name}", stdout="", exit=code),
+            *run_case(f"bash {name} 1 2", stdout="", exit=code),
         ],
     )
 
@@ -141,21 +128,20 @@ for i in $(seq "$1"); do
   echo "${{text:-$i}}"
 done
 """
-    return _task(
-        f"Write a shell script {name}, run as `bash {name} N`, that prints a line for each number from 1 to N: {first} "
-        f"if it is a multiple of {a}, {second} if it is a multiple of {b}, {first}{second} if it is a multiple of "
-        "both, and otherwise the number.",
-        name,
-        program,
-        [
-            run_case(f"bash {name} {count}", stdout=lines(map(text, range(1, count + 1)))),
-            run_case(f"bash {name} 1", stdout="1"),
+    return DrawnTask(
+        instruction=f"Write a shell script {name}, run as `bash {name} N`, that prints a line for each number from 1 "
+        f"to N: {first} if it is a multiple of {a}, {second} if it is a multiple of {b}, {first}{second} if it is a "
+        "multiple of both, and otherwise the number.",
+        solution=write_file(name, program),
+        checks=[
+            *run_case(f"bash {name} {count}", stdout=lines(map(text, range(1, count + 1)))),
+            *run_case(f"bash {name} 1", stdout="1"),
         ],
     )
 
 
 def _statistics(draw: Draw) -> DrawnTask:
-    name = draw.script(draw.one(("sh", "py")))
+    name = draw.script(draw.either("sh", "py"))
     parts: dict[str, Callable[[list[int]], int]] = {
         "sum": sum,
         "smallest": min,
@@ -171,7 +157,7 @@ def _statistics(draw: Draw) -> DrawnTask:
         "even": "how many are even",
         "count": "how many there are",
     }
-    chosen, mark = draw.some(list(parts), 4), draw.one(("=", ": ", " "))
+    chosen, mark = draw.some(list(parts), 4), draw.either("=", ": ", " ")
     program = f"""
 import sys
 n = [int(word) for word in sys.stdin.read().split()]
@@ -185,19 +171,19 @@ for key in "{" ".join(chosen)}".split():
     inputs = [_numbers(draw, -999, 999, draw.number(5, 30)), _numbers(draw, 1, 9, 1)]
     explained = ", ".join(f"{key} ({meaning[key]})" if key in meaning else key for key in chosen)
     run = "bash" if name.endswith(".sh") else "python3"
-    return _task(
-        f"Write a script {name}, run as `{run} {name} < FILE`, that reads integers separated by blanks and line ends, "
-        f"and prints four lines KEY{mark}VALUE with these values of the numbers, in this order: {explained}. There is "
-        "at least one number.",
-        name,
-        program,
-        [
-            run_case(
+    return DrawnTask(
+        instruction=f"Write a script {name}, run as `{run} {name} < FILE`, that reads integers separated by blanks "
+        f"and line ends, and prints four lines KEY{mark}VALUE with these values of the numbers, in this order: "
+        f"{explained}. There is at least one number.",
+        solution=write_file(name, program),
+        checks=[
+            case
+            for numbers in inputs
+            for case in run_case(
                 f"{run} {name}",
                 stdin="\n".join([" ".join(map(str, numbers[:4])), *map(str, numbers[4:])]) + "\n",
                 stdout=lines(f"{key}{mark}{parts[key](numbers)}" for key in chosen),
             )
-            for numbers in inputs
         ],
     )
 
@@ -210,7 +196,7 @@ def _cipher(draw: Draw) -> DrawnTask:
     )
     texts = [
         " ".join(
-            draw.one((word, word.upper(), word.capitalize() + ",", str(draw.number(1, 99)))) for word in draw.words(6)
+            draw.either(word, word.upper(), word.capitalize() + ",", str(draw.number(1, 99))) for word in draw.words(6)
         )
         for _ in range(4)
     ]
@@ -222,35 +208,25 @@ moved = letters[shift:] + letters[:shift]
 print(sys.stdin.read().translate(str.maketrans(letters + letters.upper(), moved + moved.upper())), end="")
 """
     plain, secret = lines(texts), lines(texts).translate(table)
-    return _task(
-        f"Write a Python program {name} that replaces each letter of standard input by the letter {shift} places after "
-        "it in the alphabet (z is followed by a), keeps upper and lower case and all other characters, and prints the "
-        f"result. With the option -d it goes {shift} places back instead. It is run as `python3 {name} < FILE` or "
-        f"`python3 {name} -d < FILE`.",
-        name,
-        program,
-        [
-            run_case(f"python3 {name}", stdin=plain, stdout=secret),
-            run_case(f"python3 {name} -d", stdin=secret, stdout=plain),
+    return DrawnTask(
+        instruction=f"Write a Python program {name} that replaces each letter of standard input by the letter {shift} "
+        "places after it in the alphabet (z is followed by a), keeps upper and lower case and all other characters, "
+        f"and prints the result. With the option -d it goes {shift} places back instead. It is run as `python3 {name} "
+        f"< FILE` or `python3 {name} -d < FILE`.",
+        solution=write_file(name, program),
+        checks=[
+            *run_case(f"python3 {name}", stdin=plain, stdout=secret),
+            *run_case(f"python3 {name} -d", stdin=secret, stdout=plain),
         ],
     )
 
 
 def _calculator(draw: Draw) -> DrawnTask:
-    name, (error, code) = draw.script("py"), (draw.one(("error", "invalid", "bad input", "?")), draw.number(2, 99))
-    symbols = dict(
-        zip(
-            ("add", "subtract", "multiply", "larger"),
-            draw.one((("+", "-", "*", "max"), ("add", "sub", "mul", "max"), ("plus", "minus", "times", "larger"))),
-            strict=True,
-        )
-    )
-    apply: dict[str, Callable[[int, int], int]] = {
-        symbols["add"]: lambda a, b: a + b,
-        symbols["subtract"]: lambda a, b: a - b,
-        symbols["multiply"]: lambda a, b: a * b,
-        symbols["larger"]: max,
-    }
+    name, (error, code) = draw.script("py"), (draw.either("error", "invalid", "bad input", "?"), draw.number(2, 99))
+    symbols = draw.either(("+", "-", "*", "max"), ("add", "sub", "mul", "max"), ("plus", "minus", "times", "larger"))
+    plus, minus, times, larger = symbols
+    functions: tuple[Callable[[int, int], int], ...] = (operator.add, operator.sub, operator.mul, max)
+    apply = dict(zip(symbols, functions, strict=True))
 
     def expression() -> str:
         words, depth = [str(draw.number(1, 50)), str(draw.number(1, 50))], 2
@@ -263,7 +239,7 @@ def _calculator(draw: Draw) -> DrawnTask:
                 depth += 1
         words += [draw.one(list(apply)) for _ in range(depth - 1)]
         if draw.chance(0.35):
-            words[draw.number(0, len(words) - 1)] = draw.one((draw.one(list(apply)), draw.word(), "7"))
+            words[draw.number(0, len(words) - 1)] = draw.either(draw.one(list(apply)), draw.word(), "7")
         return " ".join(words)
 
     def value(text: str) -> str:
@@ -280,14 +256,14 @@ def _calculator(draw: Draw) -> DrawnTask:
                 return error
         return str(stack[0]) if len(stack) == 1 else error
 
-    bad = [f"1 {symbols['add']}", "1 2", f"{draw.word()}"]
+    bad = [f"1 {plus}", "1 2", f"{draw.word()}"]
     texts = [*(expression() for _ in range(8)), draw.one(bad)]
     good = [text for text in (expression() for _ in range(12)) if value(text) != error]
     program = f"""
 import re, sys
 import operator
 functions = operator.add, operator.sub, operator.mul, max
-apply = dict(zip({tuple(symbols.values())}, functions))
+apply = dict(zip({symbols}, functions))
 def value(line):
     stack = []
     for word in line.split():
@@ -307,28 +283,24 @@ for line in sys.stdin:
         code = {code}
 sys.exit(code)
 """
-    return _task(
-        f"Write a Python program {name}, run as `python3 {name} < FILE`, that evaluates each line as an expression in "
-        "postfix notation (reverse Polish notation) and prints its value. The words of a line are integers, which may "
-        f"be negative, and the operators {symbols['add']} (sum), {symbols['subtract']} (difference), "
-        f"{symbols['multiply']} (product) and {symbols['larger']} (the larger one); for example, `7 2 "
-        f"{symbols['subtract']} 3 {symbols['multiply']}` is 15. For an invalid line (unknown words, too few values for "
-        f"an operator, or not exactly one value at the end) print `{error}` instead and go on; the exit status at the "
-        f"end is then {code}, otherwise 0.",
-        name,
-        program,
-        [
-            run_case(f"python3 {name}", stdin=lines(texts), stdout=lines(map(value, texts)), exit=code),
-            run_case(f"python3 {name}", stdin=lines(good), stdout=lines(map(value, good))),
+    return DrawnTask(
+        instruction=f"Write a Python program {name}, run as `python3 {name} < FILE`, that evaluates each line as an "
+        "expression in postfix notation (reverse Polish notation) and prints its value. The words of a line are "
+        f"integers, which may be negative, and the operators {plus} (sum), {minus} "
+        f"(difference), {times} (product) and {larger} (the larger one); for example, `7 2 "
+        f"{minus} 3 {times}` is 15. For an invalid line (unknown words, too few values "
+        f"for an operator, or not exactly one value at the end) print `{error}` instead and go on; the exit status at "
+        f"the end is then {code}, otherwise 0.",
+        solution=write_file(name, program),
+        checks=[
+            *run_case(f"python3 {name}", stdin=lines(texts), stdout=lines(map(value, texts)), exit=code),
+            *run_case(f"python3 {name}", stdin=lines(good), stdout=lines(map(value, good))),
         ],
     )
 
 
 def _options(draw: Draw) -> DrawnTask:
-    name, (take, upper, mark) = (
-        draw.script("py"),
-        draw.some(("a", "b", "c", "d", "k", "n", "p", "q", "s", "t", "u", "w"), 3),
-    )
+    name, (take, upper, mark) = draw.script("py"), draw.some("abcdknpqstuw", 3)
     code = draw.number(2, 99)
 
     def result(text: Sequence[str], options: dict[str, str]) -> str:
@@ -353,10 +325,10 @@ def _options(draw: Draw) -> DrawnTask:
             for word in ((f"-{key}", options[key]) if options[key] else (f"-{key}",))
         ]
         command = shlex.join(["python3", name, *words, "f"])
-        cases.append(run_case(command, files={"f": lines(text)}, stdout=result(text, options)))
+        cases += run_case(command, files={"f": lines(text)}, stdout=result(text, options))
     unknown = draw.one([letter for letter in "exyz" if letter not in (take, upper, mark)])
-    cases.append(run_case(f"python3 {name} -{unknown} f", files={"f": "a\n"}, stdout="", exit=code))
-    cases.append(run_case(f"python3 {name} missing-file", stdout="", exit=code))
+    cases += run_case(f"python3 {name} -{unknown} f", files={"f": "a\n"}, stdout="", exit=code)
+    cases += run_case(f"python3 {name} missing-file", stdout="", exit=code)
     program = f"""
 import getopt, sys
 try:
@@ -373,20 +345,19 @@ if "-{upper}" in options:
 for line in text:
     print(options.get("-{mark}", "") + line)
 """
-    return _task(
-        f"Write a Python program {name}, run as `python3 {name} [OPTION...] FILE`, that prints the lines of FILE. "
-        f"Option -{take} N: only the first N lines. Option -{upper}: in reverse order, the last line first (of the "
-        f"lines that -{take} selects). Option -{mark} TEXT: with TEXT before each line. Options may be combined and "
-        "come in any order, before FILE. If there is another option or FILE cannot be read, print nothing to standard "
-        f"output and end with the exit status {code}.",
-        name,
-        program,
-        cases,
+    return DrawnTask(
+        instruction=f"Write a Python program {name}, run as `python3 {name} [OPTION...] FILE`, that prints the lines "
+        f"of FILE. Option -{take} N: only the first N lines. Option -{upper}: in reverse order, the last line first "
+        f"(of the lines that -{take} selects). Option -{mark} TEXT: with TEXT before each line. Options may be "
+        "combined and come in any order, before FILE. If there is another option or FILE cannot be read, print "
+        f"nothing to standard output and end with the exit status {code}.",
+        solution=write_file(name, program),
+        checks=cases,
     )
 
 
 def _order(draw: Draw) -> DrawnTask:
-    name, (word, code) = draw.script("py"), (draw.one(("cycle", "loop", "impossible", "circular")), draw.number(2, 99))
+    name, (word, code) = draw.script("py"), (draw.either("cycle", "loop", "impossible", "circular"), draw.number(2, 99))
     largest = draw.chance(0.5)
 
     def graph(has_cycle: bool) -> list[tuple[str, list[str]]]:
@@ -440,26 +411,27 @@ print(*done, sep="\\n")
         files={"tasks.txt": text(plans[0])},
         solution=write_file(name, program),
         checks=[
-            run_case(f"python3 {name}", stdin=text(plans[1]), stdout=lines(order(plans[1]))),
-            run_case(f"python3 {name}", stdin=text(broken), stdout=word, exit=code),
+            *run_case(f"python3 {name}", stdin=text(plans[1]), stdout=lines(order(plans[1]))),
+            *run_case(f"python3 {name}", stdin=text(broken), stdout=word, exit=code),
         ],
     )
 
 
 def _todo(draw: Draw) -> DrawnTask:
-    name, store, (add, done, show) = (
-        draw.script("py"),
-        f"{draw.word()}.json",
-        draw.one((("add", "done", "list"), ("new", "finish", "show"), ("put", "close", "print"))),
-    )
-    code, (open_mark, closed_mark) = (
-        draw.number(2, 99),
-        draw.one((("[ ]", "[x]"), ("-", "+"), ("open", "done"), ("todo:", "ok:"))),
-    )
+    name, store = draw.script("py"), f"{draw.word()}.json"
+    add, done, show = draw.either(("add", "done", "list"), ("new", "finish", "show"), ("put", "close", "print"))
+    code = draw.number(2, 99)
+    open_mark, closed_mark = draw.either(("[ ]", "[x]"), ("-", "+"), ("open", "done"), ("todo:", "ok:"))
     texts: list[tuple[str, bool]] = []
     commands, expected = list[str](), list[str]()
+
+    def shown() -> list[str]:
+        return [
+            f"{number} {closed_mark if closed else open_mark} {text}" for number, (text, closed) in enumerate(texts, 1)
+        ]
+
     for _ in range(draw.number(10, 16)):
-        kind = draw.one((add, add, done, show))
+        kind = draw.either(add, add, done, show)
         if kind == add:
             text = draw.sentence(1, 3)
             texts.append((text, False))
@@ -474,14 +446,9 @@ def _todo(draw: Draw) -> DrawnTask:
                 texts[number - 1] = (texts[number - 1][0], True)
         else:
             commands.append(f"python3 {name} {show}")
-            expected += [
-                f"{number} {closed_mark if closed else open_mark} {text}"
-                for number, (text, closed) in enumerate(texts, 1)
-            ]
+            expected += shown()
     commands.append(f"python3 {name} {show}")
-    expected += [
-        f"{number} {closed_mark if closed else open_mark} {text}" for number, (text, closed) in enumerate(texts, 1)
-    ]
+    expected += shown()
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}.sh"
     program = f"""
 import json, os, sys
@@ -500,19 +467,17 @@ else:
         print(number, "{closed_mark}" if closed else "{open_mark}", text)
 json.dump(items, open("{store}", "w"))
 """
-    case = run_case(
-        f"bash {hidden}", files={hidden: lines(commands)}, remove=[store], stdout=lines(expected), timeout_s=30
-    )
-    return _task(
-        f"Write a Python program {name} that keeps a list of tasks in the file {store} of the current folder, between "
-        f"its runs. `python3 {name} {add} TEXT` adds a task and prints its number; numbers start at 1. `python3 {name} "
-        f"{done} NUMBER` closes a task and prints nothing; if there is no such task or it is closed already, it "
-        f"changes nothing and ends with the exit status {code}. `python3 {name} {show}` prints all tasks in order as "
-        f"NUMBER MARK TEXT, where MARK is `{open_mark}` for open and `{closed_mark}` for closed tasks. A missing "
-        f"{store} is an empty list; leave none behind.",
-        name,
-        program,
-        [case],
+    return DrawnTask(
+        instruction=f"Write a Python program {name} that keeps a list of tasks in the file {store} of the current "
+        f"folder, between its runs. `python3 {name} {add} TEXT` adds a task and prints its number; numbers start at "
+        f"1. `python3 {name} {done} NUMBER` closes a task and prints nothing; if there is no such task or it is "
+        f"closed already, it changes nothing and ends with the exit status {code}. `python3 {name} {show}` prints all "
+        f"tasks in order as NUMBER MARK TEXT, where MARK is `{open_mark}` for open and `{closed_mark}` for closed "
+        f"tasks. A missing {store} is an empty list; leave none behind.",
+        solution=write_file(name, program),
+        checks=run_case(
+            f"bash {hidden}", files={hidden: lines(commands)}, remove=[store], stdout=lines(expected), timeout_s=30
+        ),
     )
 
 

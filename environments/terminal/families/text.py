@@ -13,22 +13,20 @@ def _prose(draw: Draw, low: int = 40, high: int = 160) -> list[str]:
 
 def _count_lines(draw: Draw) -> DrawnTask:
     text, data, out = _prose(draw, 20, 400), f"{draw.word()}.txt", draw.output()
-    unit, option, count = draw.one(
-        (
-            ("lines", "-l", len(text)),
-            ("words", "-w", sum(len(line.split()) for line in text)),
-            ("bytes", "-c", len(lines(text))),
-        )
+    unit, option, count = draw.either(
+        ("lines", "-l", len(text)),
+        ("words", "-w", sum(len(line.split()) for line in text)),
+        ("bytes", "-c", len(lines(text))),
     )
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write the number of {unit} of {data} to {out}.",
             f"Count the {unit} of {data}. Write only the number to {out}.",
             f"How many {unit} does {data} have? Write the number to {out}.",
         ),
         files={data: lines(text)},
         solution=f"wc {option} < {data} > {out}\n",
-        checks=[file_case(out, str(count), "words")],
+        checks=file_case(out, str(count), "words"),
     )
 
 
@@ -36,33 +34,31 @@ def _one_line(draw: Draw) -> DrawnTask:
     text, data, out = _prose(draw, 20, 200), f"{draw.word()}.txt", draw.output()
     number = draw.number(2, len(text) - 1)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Write line {number} of {data} to {out}. The first line is line 1.",
             f"Copy line number {number} of {data} (counted from 1) to the file {out}.",
         ),
         files={data: lines(text)},
         solution=f"sed -n {number}p {data} > {out}\n",
-        checks=[file_case(out, text[number - 1])],
+        checks=file_case(out, text[number - 1]),
     )
 
 
 def _some_lines(draw: Draw) -> DrawnTask:
     text, data, out = _prose(draw, 40, 120), f"{draw.word()}.txt", draw.output()
     count = draw.number(3, 20)
-    what, command, found = draw.one(
-        (
-            (f"the first {count} lines of {data}", f"head -n {count}", text[:count]),
-            (f"the last {count} lines of {data}", f"tail -n {count}", text[-count:]),
-            (f"the lines of {data}, sorted alphabetically,", "LC_ALL=C sort", sorted(text)),
-            (f"the lines of {data} in reverse order (the last one first)", "tac", text[::-1]),
-            (f"the text of {data} in upper case", "tr a-z A-Z <", [line.upper() for line in text]),
-        )
+    what, command, found = draw.either(
+        (f"the first {count} lines of {data}", f"head -n {count}", text[:count]),
+        (f"the last {count} lines of {data}", f"tail -n {count}", text[-count:]),
+        (f"the lines of {data}, sorted alphabetically,", "LC_ALL=C sort", sorted(text)),
+        (f"the lines of {data} in reverse order (the last one first)", "tac", text[::-1]),
+        (f"the text of {data} in upper case", "tr a-z A-Z <", [line.upper() for line in text]),
     )
     return DrawnTask(
-        instruction=draw.saying(f"Write {what} to {out}.", f"Write {what} to the file {out}."),
+        instruction=draw.either(f"Write {what} to {out}.", f"Write {what} to the file {out}."),
         files={data: lines(text)},
         solution=f"{command} {data} > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -83,12 +79,12 @@ def _matching(draw: Draw) -> DrawnTask:
         instruction=instruction,
         files={data: lines(text)},
         solution=f"grep {option}{word} {data} > {out}\n",
-        checks=[check],
+        checks=check,
     )
 
 
 def _column(draw: Draw) -> DrawnTask:
-    separator = draw.one((":", ",", ";", "|"))
+    separator = draw.either(":", ",", ";", "|")
     width = draw.number(3, 6)
     rows = [[*draw.words(width - 1), str(draw.number(1, 9999))] for _ in range(draw.number(20, 80))]
     data, out, column = f"{draw.word()}.dat", draw.output(), draw.number(2, width)
@@ -99,7 +95,7 @@ def _column(draw: Draw) -> DrawnTask:
         + (f"line to {out}, sorted by bytes (LC_ALL=C) and without duplicates." if unique else f"line to {out}."),
         files={data: lines(separator.join(row) for row in rows)},
         solution=f"cut -d'{separator}' -f{column} {data}{' | LC_ALL=C sort -u' if unique else ''} > {out}\n",
-        checks=[file_case(out, lines(sorted(set(found)) if unique else found))],
+        checks=file_case(out, lines(sorted(set(found)) if unique else found)),
     )
 
 
@@ -107,7 +103,7 @@ def _replace(draw: Draw) -> DrawnTask:
     old, new = draw.words(2)
     text, data = _prose(draw), f"{draw.word()}.md"
     for _ in range(draw.number(10, 40)):
-        text[draw.number(0, len(text) - 1)] = f"{draw.word()} {old} {draw.word()} {old}{draw.one(('', 's', 'like'))}"
+        text[draw.number(0, len(text) - 1)] = f"{draw.word()} {old} {draw.word()} {old}{draw.either('', 's', 'like')}"
     whole = draw.chance(0.5)
     replaced = [
         " ".join(new if word == old else word for word in line.split()) if whole else line.replace(old, new)
@@ -122,7 +118,7 @@ def _replace(draw: Draw) -> DrawnTask:
         ),
         files={data: lines(text)},
         solution=f"sed -i 's/{pattern}/{new}/g' {data}\n",
-        checks=[file_case(data, lines(replaced))],
+        checks=file_case(data, lines(replaced)),
     )
 
 
@@ -137,7 +133,7 @@ def _frequent(draw: Draw) -> DrawnTask:
         files={data: lines(text)},
         solution=f"tr -s ' ' '\\n' < {data} | LC_ALL=C sort | uniq -c | LC_ALL=C sort -k1,1nr -k2,2 | head -n {top} | "
         f"awk '{{print $1, $2}}' > {out}\n",
-        checks=[file_case(out, lines(f"{count} {word}" for word, count in counts))],
+        checks=file_case(out, lines(f"{count} {word}" for word, count in counts)),
     )
 
 
@@ -153,7 +149,7 @@ def _difference(draw: Draw) -> DrawnTask:
         f"in the order of {left}.list.",
         files={f"{left}.list": lines(first), f"{right}.list": lines(second)},
         solution=f"grep -Fx{'' if common else 'v'} -f {right}.list {left}.list > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -169,13 +165,13 @@ def _distinct(draw: Draw) -> DrawnTask:
         + ".",
         files={data: lines(text)},
         solution=f"sed 's/ *$//' {data} | awk '!seen[$0]++ {{print ++n \": \" $0}}' > {out}\n",
-        checks=[file_case(out, lines(f"{number}: {line}" for number, line in enumerate(found, 1)))],
+        checks=file_case(out, lines(f"{number}: {line}" for number, line in enumerate(found, 1))),
     )
 
 
 def _blocks(draw: Draw) -> DrawnTask:
     keys = draw.words(3)
-    script, mark = draw.script("sh"), draw.one((",", ";", "|"))
+    script, mark = draw.script("sh"), draw.either(",", ";", "|")
 
     def records() -> list[dict[str, str]]:
         found = []
@@ -199,9 +195,6 @@ awk -v RS= -F'\\n' 'BEGIN {{ print "{mark.join(keys)}" }} {{
   print line
 }}' "$1"
 """
-    case = run_case(
-        f"bash {script} hidden.txt", files={"hidden.txt": text(hidden)}, stdout=lines(mark.join(row) for row in table)
-    )
     return DrawnTask(
         instruction=f"The file records.txt has records of lines KEY: VALUE, separated by empty lines. Write a script "
         f"{script} that prints such a file as a table: first the line {mark.join(keys)}, then a line for each record "
@@ -209,7 +202,11 @@ awk -v RS= -F'\\n' 'BEGIN {{ print "{mark.join(keys)}" }} {{
         f"missing value is printed as -. It is run as `bash {script} FILE`, also on other files.",
         files={"records.txt": text(visible)},
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {script} hidden.txt",
+            files={"hidden.txt": text(hidden)},
+            stdout=lines(mark.join(row) for row in table),
+        ),
     )
 
 
@@ -237,9 +234,6 @@ def _joined(draw: Draw) -> DrawnTask:
 awk 'NR == FNR {{ name[$1] = $2; next }} {{ total[$2 in name ? name[$2] : "unknown"] += $1 }}
 END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_ALL=C sort
 """
-    case = run_case(
-        f"bash {script}", files=files(*hidden), stdout=lines(f"{name} {totals[name]}" for name in sorted(totals))
-    )
     return DrawnTask(
         instruction=f"The lines of {left}.txt are ID NAME; different ids may have the same name. The lines of "
         f"{right}.txt are AMOUNT ID. Write a script {script} that reads both files from the current folder and prints "
@@ -248,7 +242,9 @@ END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_
         "files.",
         files=files(*visible),
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {script}", files=files(*hidden), stdout=lines(f"{name} {totals[name]}" for name in sorted(totals))
+        ),
     )
 
 
@@ -262,7 +258,7 @@ def _index(draw: Draw) -> DrawnTask:
         for _ in range(draw.number(15, 40)):
             words = [draw.one(chosen) for _ in range(draw.number(0, 7))]
             words = [word.capitalize() if draw.chance(0.3) else word for word in words]
-            text.append(" ".join(word + draw.one(("", "", ",", ".", "!")) for word in words))
+            text.append(" ".join(word + draw.either("", "", ",", ".", "!") for word in words))
         return {"book.txt": lines(text), stop: lines(draw.some(chosen, 6))}
 
     visible, hidden = files(), files()
@@ -285,9 +281,6 @@ BEGIN {{ while ((getline word < stop) > 0) ignored[word] = 1 }}
      lines[$i] = lines[$i] (last[$i] ? "," : "") NR; last[$i] = NR; count[$i]++ }} }}
 END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[word] }}' | LC_ALL=C sort -t: -k1,1
 """
-    case = run_case(
-        f"bash {script} t.txt s.txt", files={"t.txt": hidden["book.txt"], "s.txt": hidden[stop]}, stdout=lines(index)
-    )
     return DrawnTask(
         instruction=f"Write a script {script} that prints an index of a text. It is run as `bash {script} TEXT STOP`, "
         f"as in `bash {script} book.txt {stop}`, also with other files. Words are separated by blanks. Upper and lower "
@@ -297,7 +290,11 @@ END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[wor
         "Sort the index by word.",
         files=visible,
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {script} t.txt s.txt",
+            files={"t.txt": hidden["book.txt"], "s.txt": hidden[stop]},
+            stdout=lines(index),
+        ),
     )
 
 
@@ -309,7 +306,7 @@ def _edits(draw: Draw) -> DrawnTask:
         numbers = draw.some(range(1, len(text) + 1), draw.number(6, 12))
         edits, result = [], [[line] for line in text]
         for number in numbers:
-            kind, words = draw.one(("d", "c", "a", "i")), draw.sentence(2, 4)
+            kind, words = draw.either("d", "c", "a", "i"), draw.sentence(2, 4)
             edits.append(f"{number} d" if kind == "d" else f"{number} {kind} {words}")
             result[number - 1] = {
                 "d": [],
@@ -328,9 +325,6 @@ kind[FNR] == "i" { print text[FNR] }
 { print }
 kind[FNR] == "a" { print text[FNR] }' "$2" "$1"
 """
-    case = run_case(
-        f"bash {script} in ed", files={"in": lines(hidden[0]), "ed": lines(hidden[1])}, stdout=lines(hidden[2])
-    )
     return DrawnTask(
         instruction=f"Write a script {script} that applies edits to a text and prints the result. It is run as `bash "
         f"{script} TEXT EDITS`, also on other files; text.txt and edits.txt are examples. A line of EDITS is `N d` "
@@ -339,7 +333,9 @@ kind[FNR] == "a" { print text[FNR] }' "$2" "$1"
         "edits are in any order; no two of them have the same N.",
         files={"text.txt": lines(visible[0]), "edits.txt": lines(visible[1])},
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {script} in ed", files={"in": lines(hidden[0]), "ed": lines(hidden[1])}, stdout=lines(hidden[2])
+        ),
     )
 
 

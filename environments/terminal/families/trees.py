@@ -27,19 +27,19 @@ def _make_folder(draw: Draw) -> DrawnTask:
     below = "/".join(rest)
     if draw.chance(0.5):
         return DrawnTask(
-            instruction=draw.saying(f"Create the folder {first}/{below}.", f"Make a folder {first}/{below}."),
+            instruction=draw.either(f"Create the folder {first}/{below}.", f"Make a folder {first}/{below}."),
             solution=f"mkdir -p {first}/{below}\n",
-            checks=[tree_case(first, {below: None})],
+            checks=tree_case(first, {below: None}),
         )
     name = f"{draw.word()}{draw.number(1, 99)}.{draw.one(_SUFFIXES)}"
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Create an empty file {name} in the folder {first}.",
             f"The folder {first} exists. Create an empty file {name} in it.",
         ),
         setup=f"mkdir {first}\n",
         solution=f"touch {first}/{name}\n",
-        checks=[tree_case(first, {name: ""})],
+        checks=tree_case(first, {name: ""}),
     )
 
 
@@ -48,7 +48,7 @@ def _one_file(draw: Draw) -> DrawnTask:
     files = _tree(draw, 3, 8, ("txt", "md"))
     path = draw.one(list(files))
     target = f"{new}{draw.number(1, 99)}.{path.rpartition('.')[2]}"
-    verb, command = draw.one((("Delete", "rm"), ("Move", "mv"), ("Copy", "cp")))
+    verb, command = draw.either(("Delete", "rm"), ("Move", "mv"), ("Copy", "cp"))
     after: dict[str, JSON] = dict(files)
     content = after[path] if verb == "Copy" else after.pop(path)
     if verb != "Delete":
@@ -62,7 +62,7 @@ def _one_file(draw: Draw) -> DrawnTask:
         instruction=f"{verb} the file {folder}/{path}{' to' if to else ''}{to}.",
         files=under(folder, files),
         solution=f"{command} {folder}/{path}{to}\n",
-        checks=[tree_case(folder, after)],
+        checks=tree_case(folder, after),
     )
 
 
@@ -71,7 +71,7 @@ def _count_files(draw: Draw) -> DrawnTask:
     files = _tree(draw, 25, 90, [suffix, *draw.some([other for other in _SUFFIXES if other != suffix], 1)])
     count = sum(path.endswith(f".{suffix}") for path in files)
     return DrawnTask(
-        instruction=draw.saying(
+        instruction=draw.either(
             f"Count the files below {folder}, in all of its subfolders too, whose names end with .{suffix}. Write the "
             f"number to {out}.",
             f"How many files with the suffix .{suffix} are in {folder} and its subfolders? Write only the number to "
@@ -79,7 +79,7 @@ def _count_files(draw: Draw) -> DrawnTask:
         ),
         files=under(folder, files),
         solution=f"find {folder} -type f -name '*.{suffix}' | wc -l > {out}\n",
-        checks=[file_case(out, str(count), "words")],
+        checks=file_case(out, str(count), "words"),
     )
 
 
@@ -99,9 +99,9 @@ def _collect(draw: Draw) -> DrawnTask:
         files=under(folder, files),
         solution=f"mkdir {target}\nfind {folder} -name '*.{suffixes[0]}' -exec {command} {{}} {target}/ \\;\n",
         checks=[
-            tree_case(target, {PurePosixPath(path).name: content for path, content in found.items()}),
-            *(file_case(path, content, "exact") for path, content in under(folder, rest).items()),
-            *(absent_case(f"{folder}/{path}") for path in found if not copies),
+            *tree_case(target, {PurePosixPath(path).name: content for path, content in found.items()}),
+            *(case for path, text in under(folder, rest).items() for case in file_case(path, text, "exact")),
+            *absent_case(*(f"{folder}/{path}" for path in found if not copies)),
         ],
     )
 
@@ -118,7 +118,7 @@ def _extreme(draw: Draw) -> DrawnTask:
         files=under(folder, files),
         solution=f"find {folder} -type f -printf '%s %p\\n' | sort -{'r' if is_largest else ''}n | head -n 1 | cut -d' "
         f"' -f2 > {out}\n",
-        checks=[file_case(out, f"{folder}/{path}")],
+        checks=file_case(out, f"{folder}/{path}"),
     )
 
 
@@ -130,12 +130,8 @@ def _rename(draw: Draw) -> DrawnTask:
     prefix = f"{draw.word()}-" if draw.chance(0.5) else ""
 
     def renamed(path: str) -> str:
-        parent, _, name = path.rpartition("/")
-        return (
-            f"{parent}{'/' if parent else ''}{prefix}{name.removesuffix(old)}{new}"
-            if name.endswith(f".{old}")
-            else path
-        )
+        file = PurePosixPath(path)
+        return str(file.with_name(f"{prefix}{file.stem}.{new}")) if file.suffix == f".{old}" else path
 
     return DrawnTask(
         instruction=f"Rename all files below {folder} (in subfolders too) that end with .{old}: they must end with "
@@ -148,12 +144,12 @@ def _rename(draw: Draw) -> DrawnTask:
   mv "$path" "$(dirname "$path")/{prefix}$name.{new}"
 done
 """,
-        checks=[tree_case(folder, {renamed(path): content for path, content in files.items()})],
+        checks=tree_case(folder, {renamed(path): content for path, content in files.items()}),
     )
 
 
 def _clean(draw: Draw) -> DrawnTask:
-    folder, mark = draw.word(), draw.one(("~", ".bak", ".tmp", ".swp"))
+    folder, mark = draw.word(), draw.either("~", ".bak", ".tmp", ".swp")
     kept = _tree(draw, 8, 20, draw.some(_SUFFIXES, 2))
     lost = {path + mark: content for path, content in kept.items() if draw.chance(0.4)}
     empty = draw.words(4)
@@ -165,7 +161,7 @@ def _clean(draw: Draw) -> DrawnTask:
         files=under(folder, {**kept, **lost}),
         setup=f"mkdir -p {folder}/{empty[2]}/{empty[3]}\n",
         solution=f"find {folder} -type f -name '*{mark}' -delete\nfind {folder} -mindepth 1 -type d -empty -delete\n",
-        checks=[tree_case(folder, dict(kept))],
+        checks=tree_case(folder, dict(kept)),
     )
 
 
@@ -178,7 +174,7 @@ def _large(draw: Draw) -> DrawnTask:
         f"than {limit} bytes. PATH starts with {folder}/, SIZE is in bytes. Sort the lines by bytes (LC_ALL=C sort).",
         files=under(folder, files),
         solution=f"find {folder} -type f -size +{limit}c -printf '%p %s\\n' | LC_ALL=C sort > {out}\n",
-        checks=[file_case(out, lines(found))],
+        checks=file_case(out, lines(found)),
     )
 
 
@@ -189,9 +185,6 @@ def _links(draw: Draw) -> DrawnTask:
     found = [path for path in files if path.endswith(f".{suffix}")]
     if not found:
         return _links(draw)
-    case = tree_case(
-        target, {PurePosixPath(path).name.removesuffix(f".{suffix}"): {"link": f"../{folder}/{path}"} for path in found}
-    )
     return DrawnTask(
         instruction=f"Create a folder {target} with a symbolic link for each .{suffix} file below {folder} (in "
         f"subfolders too). The link has the name of the file without .{suffix}; its target is the relative path of the "
@@ -202,7 +195,10 @@ find {folder} -type f -name '*.{suffix}' | while read -r path; do
   ln -s "../$path" "{target}/$(basename "$path" .{suffix})"
 done
 """,
-        checks=[case],
+        checks=tree_case(
+            target,
+            {PurePosixPath(path).name.removesuffix(f".{suffix}"): {"link": f"../{folder}/{path}"} for path in found},
+        ),
     )
 
 
@@ -237,12 +233,6 @@ for name in *; do
   mv "$name" "$folder/$new"
 done
 """
-    case = run_case(
-        f"bash {script}",
-        remove=[source, target],
-        files=under(source, hidden),
-        then=[tree_case(target, sorted_in(hidden)), tree_case(source, {})],
-    )
     return DrawnTask(
         instruction=f"Write a script {script} that moves the files of the folder {source} into a new folder {target}. "
         f"A file YEAR-MONTH-DAY-NAME, such as 2021-03-09-plan.txt, becomes {target}/2021/03/plan.txt; a file without a "
@@ -250,7 +240,12 @@ done
         f"run as `bash {script}` in a copy of this folder in which {source} has other files; do not run it here.",
         files=under(source, visible),
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {script}",
+            remove=[source, target],
+            files=under(source, hidden),
+            then=[*tree_case(target, sorted_in(hidden)), *tree_case(source, {})],
+        ),
     )
 
 
@@ -283,14 +278,14 @@ END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
         f"spaces. The script is run on other folders too; {folder} is an example.",
         files=under(folder, visible),
         solution=write_file(script, program),
-        checks=[run_case(f"bash {script} hidden-files", files=under("hidden-files", hidden), stdout=lines(found))],
+        checks=run_case(f"bash {script} hidden-files", files=under("hidden-files", hidden), stdout=lines(found)),
     )
 
 
 def _mirror(draw: Draw) -> DrawnTask:
     script = draw.script("py")
-    added, changed, removed = draw.one(
-        (("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"), ("add", "update", "remove"))
+    added, changed, removed = draw.either(
+        ("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"), ("add", "update", "remove")
     )
 
     def folders() -> tuple[dict[str, str], dict[str, str]]:
@@ -323,12 +318,6 @@ for path in sorted(old.keys() | new.keys()):
 shutil.rmtree(target)
 shutil.copytree(source, target)
 """
-    case = run_case(
-        f"python3 {script} h1 h2",
-        files={**under("h1", source), **under("h2", target)},
-        stdout=lines(f"{kind} {path}" for path, kind in sorted(changes)),
-        then=[tree_case("h1", dict(source)), tree_case("h2", dict(source))],
-    )
     return DrawnTask(
         instruction=f"Write a Python program {script} that makes one folder equal to another. It is run as `python3 "
         f"{script} SOURCE TARGET`, as in `python3 {script} first second`, also on other folders; both exist. "
@@ -338,13 +327,18 @@ shutil.copytree(source, target)
         "relative to the folders, sorted by PATH.",
         files={**under("first", visible[0]), **under("second", visible[1])},
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"python3 {script} h1 h2",
+            files={**under("h1", source), **under("h2", target)},
+            stdout=lines(f"{kind} {path}" for path, kind in sorted(changes)),
+            then=[*tree_case("h1", dict(source)), *tree_case("h2", dict(source))],
+        ),
     )
 
 
 def _flatten(draw: Draw) -> DrawnTask:
     folder, target = draw.words(2)
-    script, mark = draw.script("sh"), draw.one(("-", "_", "."))
+    script, mark = draw.script("sh"), draw.either("-", "_", ".")
 
     def files() -> dict[str, str]:
         names = [f"{name}.{draw.one(_SUFFIXES)}" for name in (*draw.words(3), f"{draw.word()} {draw.word()}")]
@@ -372,11 +366,6 @@ find . -type f | sed 's,^[.]/,,' | LC_ALL=C sort | while IFS= read -r path; do
   cp "$path" "../$2/$new"
 done
 """
-    case = run_case(
-        f"bash {script} from to",
-        files=under("from", hidden),
-        then=[tree_case("to", flat), tree_case("from", dict(hidden))],
-    )
     return DrawnTask(
         instruction=f"Write a script {script} that copies all files below a folder into one flat folder. It is run as "
         f"`bash {script} FROM TO`, as in `bash {script} {folder} {target}`, also on other folders of the current "
@@ -385,7 +374,11 @@ done
         f"NAME{mark}3.SUFFIX, and so on. Paths may have spaces. FROM stays as it is.",
         files=under(folder, visible),
         solution=write_file(script, program),
-        checks=[case],
+        checks=run_case(
+            f"bash {script} from to",
+            files=under("from", hidden),
+            then=[*tree_case("to", flat), *tree_case("from", dict(hidden))],
+        ),
     )
 
 
