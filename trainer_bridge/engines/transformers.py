@@ -337,7 +337,8 @@ class TransformersEngine:
         for request, (token, logprob) in zip(requests, picks, strict=True):
             if not request.is_done:
                 request.add([token], [logprob], self._version)
-                request.finish = request.end
+                if (end := request.end) is not None:  # an abort in the event loop may have just ended it
+                    request.finish = end
 
     def _prefill(self, requests: list[_Request]) -> Tensor:
         """Process the prompts of new requests and return the logits of their next tokens [B, V].

@@ -370,9 +370,9 @@ class RunningEpisode:
         declared = info.get("metrics")
         folds = cast("dict[str, Fold]", declared if isinstance(declared, dict) else {})
         metrics = fold_infos([one.info for one in steps] or [info], folds)
-        if "success" in folds:
-            metrics.setdefault("success", 0.0)  # an environment may report it only in the last step
-        success_return = info.get("success_return")
+        if "success" in folds and (self.stop is StopReason.HUNG or "success" not in metrics):
+            metrics["success"] = 0.0  # an environment may report it only in the last step
+        success_return = None if self.stop is StopReason.HUNG else info.get("success_return")
         return Outcome.score(
             self.stop,
             sum(one.reward for one in steps) + (self.grade or 0.0),

@@ -179,20 +179,23 @@ class Scheduler:
         tasks.start_soon(self._play, flight, group, gate)
 
     async def _play(self, flight: InFlight, group: GroupState, gate: Gate) -> None:
-        request = flight.request
+        request, took_s = flight.request, 0.0
         with flight.scope:
             trajectory = await play(
                 self._host, self._player, self._limits, request, gate, on_played=self._played, running=flight
             )
-            if self._fails_hangs and hung_in_step(trajectory) and await self._hangs(trajectory):
-                flight.stop, flight.failure = StopReason.HUNG, None
-                trajectory = flight.trajectory()
+            took_s = clock.now() - flight.began_s
+            if self._fails_hangs and hung_in_step(trajectory):
+                flight.is_replaced = True  # no straggler: it has ended
+                if await self._hangs(trajectory):
+                    flight.stop, flight.failure = StopReason.HUNG, None
+                    trajectory = flight.trajectory()
         flight.ended.set()
         if flight.scope.cancelled_caught or (flight.verdict is not None and trajectory.is_void):
             trajectory = flight.aborted()
         del group.playing[request.key], self.in_flight[request.session]
         if trajectory.start is not None:
-            self._durations[request.task.env_id].append(clock.now() - flight.began_s)
+            self._durations[request.task.env_id].append(took_s or clock.now() - flight.began_s)
             self._steps[request.task.env_id] += flight.steps
         self._plan.ended(trajectory, is_needed=flight.verdict is None)
         if flight.verdict is None:

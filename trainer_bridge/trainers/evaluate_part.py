@@ -211,11 +211,15 @@ def _sample(owner: int, rollout: Mapping[str, Any], part: Sequence[tuple[int, Ma
 
 
 def _check(rollouts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ValueError` for unknown names, and rollouts without a policy token."""
+    """Raise `ValueError` for unknown names, numbers of different tokens, and rollouts without a policy token."""
     turns = [turn for rollout in rollouts for turn in rollout["turns"]]
     for what, given, known in (("rollout", rollouts, _OF_ROLLOUTS), ("turn", turns, (*_OF_TURNS, *_OF_TOKENS))):
         if unknown := {name for one in given for name in one} - {*known}:
             raise ValueError(f"no such key of a {what}: {min(unknown)}; there are: {', '.join(known)}")
+    for turn in turns:
+        lengths = {name: len(turn[name]) for name in _OF_TOKENS if name in turn}
+        if len({*lengths.values()}) > 1:
+            raise ValueError(f"a turn has numbers of different tokens: {lengths}")
     if not any(own for turn in turns for own in _of(turn, "mask")):
         raise ValueError("there is no policy token")
 

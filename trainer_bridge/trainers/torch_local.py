@@ -20,7 +20,7 @@ import torch
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.runs.files import writing
+from envkit.runs.files import share_weights, writing
 from envkit.types import Floats, Sample, TrainPhase, Weights
 
 from ..algorithms import terms
@@ -258,6 +258,7 @@ class TorchTrainer:
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             path = files.save_weights(model, path, dtype, shard_bytes=self._settings.shard_mib << 20)
+            share_weights(self._folder)
         return Weights(self.version, str(path), checksum)
 
     def _save(self, folder: Path) -> None:

@@ -299,15 +299,24 @@ class VllmEngine:
         return [replica for replica in self._ready() if replica.frozen is None]
 
     async def _start(self) -> None:
-        """Start all servers at the same time."""
+        """Start all servers at the same time; the first that cannot start ends the others."""
+        errors: list[EnvkitError] = []
 
         async def start(replica: Replica) -> None:
             try:
                 await self._join(replica)
             except ServerLostError as error:
-                raise UsageError(f"the vLLM server {replica.url} does not answer: {error}") from error
+                errors.append(UsageError(f"the vLLM server {replica.url} does not answer: {error}"))
+            except EnvkitError as error:
+                errors.append(error)
+            if errors:
+                tasks.cancel_scope.cancel()
 
-        await self._on_each(self._replicas, start)
+        async with anyio.create_task_group() as tasks:
+            for replica in self._replicas:
+                tasks.start_soon(start, replica)
+        if errors:
+            raise errors[0]
 
     async def _join(self, replica: Replica) -> None:
         """Start or await the server of a replica, and give it the current weights."""
