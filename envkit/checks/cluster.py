@@ -47,12 +47,12 @@ for name in sys.argv[1:]:
         if name.startswith("http"):
             urllib.request.build_opener(urllib.request.ProxyHandler({})).open(name, timeout=10).read()
         else:
-            pathlib.Path(name).unlink()
+            pathlib.Path(name + ".back").write_bytes(pathlib.Path(name).read_bytes())
     except OSError as error:
         problem = str(error)
 print(json.dumps([time.time(), envkit.__version__, platform.machine(), problem]))
 """
-"""Program that is run on each machine of a launcher, with a file to delete, or a URL to fetch."""
+"""Program that is run on each machine of a launcher, with a file to copy, or a URL to fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,10 @@ class _Survey:
         """Run a program on a machine of the cluster. Send it a file through the folder for weights, or by HTTP."""
         name, began = f"{node.name} ({node.host})", clock.wall()
         file = None if folder is None else folder / f".envkit-doctor-{uuid.uuid4().hex}"
+        copy = None if file is None else file.with_name(f"{file.name}.back")
         try:
             if file is not None:
-                file.touch()
+                file.write_bytes(file.name.encode())
         except OSError as error:
             remedy = "mount it, or let this user write to it"
             self.found.append(Finding("here", "weights", f"{folder}: {error.strerror}", remedy))
@@ -146,9 +147,9 @@ class _Survey:
             process.log.unlink()
             self.found.append(Finding(name, "start", "runs programs"))
             self.found += _fit(name, at_s - min(max(at_s, began), clock.wall()), version, architecture)
-            if file is not None:
-                if not problem and file.exists():
-                    problem = "a file that it deleted there is still on this machine"
+            if copy is not None:
+                if not problem and (not copy.exists() or copy.read_text() != copy.stem):
+                    problem = "a file that it wrote is not there on this machine"
                 remedy = f"mount the same {folder} there, for this user" if problem else ""
                 self.found.append(Finding(name, "weights", problem or f"{folder} is shared", remedy))
             if url is not None:
@@ -158,8 +159,9 @@ class _Survey:
                 self.found.append(Finding(name, "weights", result, remedy if problem else ""))
         finally:
             await process.kill(grace_s=0)
-            if file is not None:
-                file.unlink(missing_ok=True)
+            for one in (file, copy):
+                if one is not None:
+                    one.unlink(missing_ok=True)
 
     async def ask_node(self, name: str, section: NodeAddressSection) -> None:
         """Ask a node that the server's file lists."""

@@ -28,10 +28,14 @@ async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
     """POST each alert among `events` as JSON, in order, until there are no more events.
 
     An alert that cannot be sent after `TRIES` attempts is logged and dropped. Events of the kind ``"state"`` are no
-    alerts.
+    alerts. A gap in the numbers of the events, which a slow webhook causes, is logged.
     """
+    last = 0
     async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
         async for event in events:
+            if event.number > last + 1:
+                _log.warning("the webhook %s is too slow: %d events were not sent", address, event.number - last - 1)
+            last = event.number
             if event.kind != "state":
                 await _deliver(client, address, event)
 

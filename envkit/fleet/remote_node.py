@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Self
 
 import anyio
+import msgspec
 from websockets.asyncio.client import ClientConnection
 
 from envkit import clock
@@ -67,7 +68,8 @@ class RemoteNode(SandboxBackend):
         EnvkitError: On entering: the node does not answer, rejects the token, or is not a node.
     """
 
-    distinguishes_memory_limit = True  # the node's pool has done so
+    # The node's pool already turns starts with too little memory into `SandboxEndedError`.
+    distinguishes_memory_limit = True
 
     def __init__(
         self,
@@ -97,6 +99,11 @@ class RemoteNode(SandboxBackend):
     @property
     def in_image(self) -> bool:
         return self.facts.backend == "docker"
+
+    @property
+    def facts_now(self) -> NodeReply:
+        """What the node reported last, with the time that its clock shows now."""
+        return msgspec.structs.replace(self.facts, at_s=self.facts.at_s + clock.now() - self._answered_at)
 
     @property
     def is_silent(self) -> bool:
@@ -155,20 +162,24 @@ class RemoteNode(SandboxBackend):
         return self.cause
 
     async def _ping(self) -> None:
-        timeout_s = self._lost_s - self._interval_s
+        is_late = False
         while True:
-            await anyio.sleep(self._interval_s)
-            began = clock.now()
+            if not is_late:
+                await anyio.sleep(self._interval_s)
+            began, timeout_s = clock.now(), self._interval_s * (1 if is_late else 2)
             try:
                 facts = await self._client.node(timeout_s)
             except DeadlineError as error:
-                if clock.now() - began <= timeout_s + self._interval_s:  # otherwise, this event loop lagged
+                is_own_lag = clock.now() - began > timeout_s + self._interval_s
+                if is_late and not is_own_lag:
                     return self.lose(str(error))
+                is_late = True
             except EnvkitError as error:
                 return self.lose(str(error))
             else:
                 if facts.run != self.facts.run:
                     return self.lose("it was restarted")
+                is_late = False
                 self._answered(facts)
 
     def lose(self, why: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import anyio
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 
-from envkit import clock
 from envkit.errors import UnreachableError, UsageError, from_problem
 from envkit.http.protocol.messages import SOCKET_PATH
 from envkit.http.sandboxes.byte_relay import UPGRADE
@@ -27,6 +26,8 @@ CONNECT_TIMEOUT_S = 10.0
 """Timeout of connecting, in seconds. If the timeout of calls is shorter, it also applies to connecting."""
 
 _MAX_ANSWER_BYTES = 64 << 20
+_PIECE = 1 << 14
+_REST_S = 0.001
 _PING_S = 20.0
 _PONG_S = 120.0
 """Seconds to wait for a pong. This is long, because environments may compute in the server's event loop."""
@@ -93,36 +94,52 @@ async def connect_bytes(url: str, path: str, timeout_s: float, *, token: str | N
         UnreachableError: The server does not answer.
         EnvkitError: The server refused the connection with this error.
     """
-    parts, timeout_s = urlsplit(url), min(timeout_s, CONNECT_TIMEOUT_S)
-    headers = {"Connection": "Upgrade", "Upgrade": UPGRADE, **authorization_headers(token)}
-
-    def open_stream() -> socket.socket:
-        if parts.scheme == "unix":
-            stream = socket.socket(socket.AF_UNIX)
-            stream.settimeout(timeout_s)
-            stream.connect(parts.path)
-        else:
-            stream = socket.create_connection((parts.hostname or "", parts.port or 80), timeout_s)
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = HTTPConnection(parts.netloc or "node")
-        connection.sock = stream
-        try:
-            connection.request("GET", path, headers=headers)
-            # This reads no byte of what follows the head: the server sends nothing before it has received something.
-            response = connection.getresponse()
-            if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
-                raise from_problem(json.loads(response.read() or b"{}"))
-        except BaseException:
-            stream.close()
-            raise
-        response.close()
-        stream.setblocking(False)
-        return stream
-
+    parts, loop = urlsplit(url), asyncio.get_running_loop()
+    head = f"GET {path} HTTP/1.1\r\nHost: {parts.netloc or 'node'}\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in authorization_headers(token).items())
+    stream: socket.socket | None = None
     try:
-        return await clock.to_thread(open_stream)
-    except (OSError, HTTPException, ValueError) as error:
+        with anyio.fail_after(min(timeout_s, CONNECT_TIMEOUT_S)):
+            address: Any = parts.path
+            if parts.scheme == "unix":
+                stream = socket.socket(socket.AF_UNIX)
+            else:
+                found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+                family, kind, protocol, _, address = found[0]
+                stream = socket.socket(family, kind, protocol)
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream.setblocking(False)
+            await loop.sock_connect(stream, address)
+            await loop.sock_sendall(stream, head.encode() + b"\r\n")
+            answer = await _head(stream)
+            if answer.startswith(b"HTTP/1.1 101 "):
+                return stream
+            size = re.search(rb"\r\ncontent-length: (\d+)", answer, re.IGNORECASE)
+            body = b""
+            while size is not None and len(body) < int(size[1]) and (piece := await loop.sock_recv(stream, _PIECE)):
+                body += piece
+            raise from_problem(json.loads(body or b"{}"))
+    except (OSError, ValueError) as error:  # OSError includes TimeoutError
+        if stream is not None:
+            stream.close()
         raise UnreachableError(f"{url} does not answer: {str(error) or 'timeout'}") from None
+    except BaseException:
+        if stream is not None:
+            stream.close()
+        raise
+
+
+async def _head(stream: socket.socket) -> bytes:
+    """Read the head of an HTTP response, and no byte of what follows."""
+    while True:
+        await anyio.wait_readable(stream)
+        seen = stream.recv(_PIECE, socket.MSG_PEEK)
+        head, end, _ = seen.partition(b"\r\n\r\n")
+        if end:
+            return stream.recv(len(head) + len(end))
+        if not seen or len(seen) == _PIECE:
+            raise ConnectionResetError("it closed the connection")
+        await anyio.sleep(_REST_S)  # the rest has not arrived yet
 
 
 def authorization_headers(token: str | None) -> dict[str, str]:

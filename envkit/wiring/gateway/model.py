@@ -12,7 +12,7 @@ import anyio
 
 from envkit import clock, installation
 from envkit.config.serving import ServeConfig
-from envkit.errors import UsageError
+from envkit.errors import EnvkitError, UsageError
 from envkit.http.api.model_routes import ModelRoutes
 from envkit.protocols import Process
 from envkit.restarts import Failures, RestartBudget
@@ -64,15 +64,20 @@ async def _keep(
     env = {"PYTHONPATH": os.pathsep.join(sys.path)}
     failures = Failures()
     while True:
-        process = await LocalLauncher().start(argv, env, place=Place(), name="model")
         try:
-            async with clock.background_tasks() as tasks:
-                tasks.start_soon(_kill_if_it_hangs, process, routes, announce)
-                why = await process.wait()
-        finally:
-            await process.kill()
+            process = await LocalLauncher().start(argv, env, place=Place(), name="model")
+        except (EnvkitError, OSError) as error:
+            why = str(error)
+            _log.warning("the model's process cannot be started: %s", why)
+        else:
+            try:
+                async with clock.background_tasks() as tasks:
+                    tasks.start_soon(_kill_if_it_hangs, process, routes, announce)
+                    why = await process.wait()
+            finally:
+                await process.kill()
+            _log.warning("the model's process ended: %s; its log is %s", why, process.log)
         routes.why_down = f"{why}; it is restarted"
-        _log.warning("the model's process ended: %s; its log is %s", why, process.log)
         await anyio.sleep_until(failures.add(budget, now=clock.now()).at)
 
 

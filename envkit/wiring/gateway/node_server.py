@@ -99,7 +99,7 @@ async def serve_node(
     async with AsyncExitStack() as parts:
         here = await parts.enter_async_context(open_machine(config))
         assert here.node is not None
-        pool = await parts.enter_async_context(Pool([here.node], liveness_times=LIVENESS))
+        pool = await parts.enter_async_context(node_pool(here.node))
         tasks = await parts.enter_async_context(clock.background_tasks())
         facts = NodeFacts(here.node, here.kind)
         app = node_app(facts, pool)
@@ -123,6 +123,11 @@ async def serve_node(
             drain_s=_DRAIN_S,
             byte_streams=True,
         )
+
+
+def node_pool(node: Node) -> Pool:
+    """Return the pool of a node. It starts whatever its gateway orders, which knows the capacity."""
+    return Pool([Node(node.name, node.backend)], liveness_times=LIVENESS)
 
 
 def node_app(facts: NodeFacts, pool: Pool) -> App:

@@ -68,7 +68,7 @@ class _Member:
 
     def status(self) -> wire.NodeStatus:
         state = "lost" if self.node is None else "draining" if self.node.is_draining else "up"
-        facts = None if self.backend is None else self.backend.facts
+        facts = None if self.backend is None else self.backend.facts_now
         used = 0 if self.node is None else self.node.used.sandboxes
         return wire.NodeStatus(self.name, self.address.url, state, "" if self.node else self.why, used, facts)
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -33,6 +33,8 @@ _GPU = re.compile(r"nvidia\d+")
 LAST_WORDS = "envkit: "
 """Beginning of the line in which a relay of envkit says why it ended."""
 _LAST_WORDS = re.compile(rf"^(?:{LAST_WORDS}|srun: error: )(.{{1,300}})", re.M)
+_TAIL = 1 << 16
+"""Bytes at the end of a relay's log in which its last words are searched."""
 
 _PORTS = range(20_000, 30_000)
 """Ports of servers on other nodes: neither Ray's workers nor the kernel's outgoing connections use them by default."""
@@ -51,12 +53,14 @@ class LocalProcess:
     Args:
         process: The supervisor, started in this thread.
         log: The file of its output.
+        is_relay: Whether the program is a relay, whose log says why it ended.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, *, is_relay: bool) -> None:
         self.pid = process.pid
         self.log = log
         self._process = process
+        self._is_relay = is_relay
         self._reason = ""
         self._ended = anyio.Event()
         self._clearing = anyio.Lock()
@@ -99,7 +103,8 @@ class LocalProcess:
             with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
                 await self._ended.wait()
             self._process.poll()
-            self._reason = _reason(self.returncode, self.log)  # the log may be deleted later
+            words = await clock.to_thread(_last_words, self.log) if self._is_relay and self.returncode else ""
+            self._reason = words or _reason(self.returncode)
 
 
 class LocalLauncher:
@@ -146,10 +151,10 @@ class RelayLauncher:
             return await self._local.start(argv, env, place=place, name=name)
         node = find(self.nodes, place.node)
         words, variables = self._relay(argv, env, place, node)
-        return start(words, variables, name=name)
+        return start(words, variables, name=name, is_relay=True)
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], *, name: str) -> LocalProcess:
+def start(argv: Sequence[str], env: Mapping[str, str], *, name: str, is_relay: bool = False) -> LocalProcess:
     """Start a program on this machine; see `LocalProcess`, and `envkit.protocols.Launcher.start` for the rest.
 
     Raises:
@@ -171,7 +176,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], *, name: str) -> LocalPro
             start_new_session=True,
         )
         undo.callback(process.terminate)
-        started = LocalProcess(process, Path(log))
+        started = LocalProcess(process, Path(log), is_relay=is_relay)
         undo.pop_all()
     return started
 
@@ -200,10 +205,16 @@ def find(nodes: Sequence[Node], name: str) -> Node:
     raise UsageError(f"there is no node {name}; there are {', '.join(node.name for node in nodes)}")
 
 
-def _reason(returncode: int | None, log: Path) -> str:
-    """Return why a process ended; if it is a relay that failed, what it has written about that last."""
+def _last_words(log: Path) -> str:
+    """Return what a relay has written last about why it ended; empty without it."""
+    words: list[str] = []
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        words = _LAST_WORDS.findall(file.read(_TAIL).decode(errors="replace"))
+    return words[-1] if words else ""
+
+
+def _reason(returncode: int | None) -> str:
     if returncode is None:
         return "it does not end"
-    if returncode and (words := _LAST_WORDS.findall(log.read_text(encoding="utf-8", errors="replace"))):
-        return str(words[-1])
     return f"killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"

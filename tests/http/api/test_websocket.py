@@ -13,7 +13,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from envkit import clock
+from envkit.http.api.dispatcher import Dispatcher
+from envkit.http.api.session_operations import SessionOperations
+from envkit.http.api.websocket import MAX_OWED, Sockets
+from envkit.http.auth.caller import Caller
+from envkit.http.protocol.asgi import Message
 from envkit.http.protocol.messages import MAX_FRAMES
+from envkit.http.sessions.table import SessionTable
 from tests.http.envs import Lender, serving, slots
 
 UPGRADE = (
@@ -170,6 +176,38 @@ def test_a_message_of_too_many_frames_is_refused_as_a_whole() -> None:
         assert refused["error"]["detail"] == "too many frames in a message: 1001 (limit 1000); send fewer"
 
     play(main)
+
+
+def test_a_paused_socket_loses_no_message() -> None:
+    messages = 3 * MAX_OWED // MAX_FRAMES
+
+    async def main() -> tuple[int, int]:
+        answered = waiting = 0
+        sender, receiver = anyio.create_memory_object_stream[Message](messages + 2)
+        sender.send_nowait({"type": "websocket.connect"})
+        for _ in range(messages):
+            sender.send_nowait({"type": "websocket.receive", "text": json.dumps([frame(1, "health")] * MAX_FRAMES)})
+
+        async def send(message: Message) -> None:
+            nonlocal answered, waiting
+            if message["type"] == "websocket.accept":
+                return
+            await anyio.sleep(1)
+            waiting = waiting or receiver.statistics().current_buffer_used
+            answers = json.loads(message["bytes"])
+            answered += len(answers) if isinstance(answers, list) else 1
+            if answered == messages * MAX_FRAMES:
+                sender.send_nowait({"type": "websocket.disconnect", "code": 1000})
+
+        async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks, sender, receiver:
+            dispatcher = Dispatcher(SessionOperations(sessions, tuple), slow_s=1, max_request_bytes=1 << 20)
+            with anyio.fail_after(1000):
+                await Sockets(dispatcher, tasks, 1 << 20).serve(Caller("acme"), receiver.receive, send)
+        return answered, waiting
+
+    answered, waiting = clock.run(main, virtual=True)
+    assert answered == messages * MAX_FRAMES
+    assert waiting > 0  # it was paused
 
 
 def test_a_socket_on_another_path_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,6 +13,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from envkit import clock
 from envkit.errors import EnvkitError, RequestError, UnreachableError
+from envkit.http.client.connect import connect_bytes
 from envkit.http.client.env_client import EnvClient
 
 HONEST = '{"id":%d,"result":{"ready":true,"capacity":1,"leased":0,"version":"1"}}'
@@ -101,3 +103,21 @@ def test_an_answer_without_a_waiting_call_is_ignored() -> None:
         assert (await client.health()).version == "1"
 
     against(Scripted('{"id":99,"result":{}},{"id":null,"error":{}},' + HONEST), main)
+
+
+def test_what_a_server_sends_together_with_the_head_belongs_to_the_connection() -> None:
+    async def answer(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\nSSH-2.0-greeting\r\n")
+
+    async def run() -> None:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, answer)
+            with await connect_bytes(f"http://127.0.0.1:{port}", "/path", 5, token=None) as stream:
+                assert await asyncio.get_running_loop().sock_recv(stream, 100) == b"SSH-2.0-greeting\r\n"
+            tasks.cancel_scope.cancel()
+
+    clock.run(run)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -13,17 +14,20 @@ import pytest
 
 from envkit import clock
 from envkit.config.serving import ServeConfig
-from envkit.errors import OptionError, UsageError
+from envkit.errors import OptionError, SandboxLostError, UsageError
+from envkit.fleet.remote_node import RemoteNode
 from envkit.http.api.app import create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.tokens import OneToken, TokenStore
 from envkit.http.protocol.node_messages import JoinFrame
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Node
-from envkit.wiring.gateway.node_server import NodeFacts, node_app, serve_node
+from envkit.sandbox.pool.node import Capacity, Node
+from envkit.types import CauseKind, SandboxSpec
+from envkit.wiring.gateway.node_server import NodeFacts, node_app, node_pool, serve_node
 from envkit.wiring.gateway.remote_nodes import RemoteNodes
 from envkit.wiring.gateway.trusted import NoEnvironments
+from tests.contract.kinds import until
 from tests.http.envs import listening
 from tests.sandbox.fake.backend import FakeBackend
 
@@ -129,6 +133,74 @@ def test_only_an_admin_lists_and_drains_nodes_and_only_a_node_joins(tmp_path: Pa
                     assert (path, scopes, reply.status_code) == (path, scopes, status), reply.text
 
     with_nodes(main, tmp_path / "joined.json")
+
+
+@asynccontextmanager
+async def node_at(token: str) -> AsyncIterator[str]:
+    async with FakeBackend() as backend, node_pool(node := Node("here", backend)) as pool:
+        app = node_app(NodeFacts(node, "process"), pool)
+        async with listening(AuthMiddleware(app, OneToken(token), errors=app.errors)) as address:
+            yield address
+
+
+def test_a_node_that_was_started_again_at_another_address_is_used_there() -> None:
+    async def main() -> None:
+        addresses = {"n": JoinFrame("n", NOWHERE, "own")}
+        async with node_at("own") as address:
+            with anyio.fail_after(20):
+                async with RemoteNodes(
+                    addresses.values(), file=None, in_image=False, isolates=None, lost_s=1.0
+                ) as nodes:
+                    assert not nodes.nodes
+                    addresses["n"] = JoinFrame("n", address, "own")
+                    await nodes.found.wait()
+
+    clock.run(main)
+
+
+def test_a_node_that_joins_again_with_another_address_and_token_is_used_there() -> None:
+    async def main() -> None:
+        async with (
+            node_at("old") as before,
+            node_at("new") as after,
+            RemoteNodes([], file=None, in_image=False, isolates=None, lost_s=1.0) as nodes,
+        ):
+            await nodes.join(JoinFrame("n", before, "old"), Caller())
+            await nodes.found.wait()
+            await nodes.join(JoinFrame("n", after, "new"), Caller())
+            await until(lambda: [one.state for one in nodes.states()] == ["lost"])
+            await until(lambda: [one.state for one in nodes.states()] == ["up"])
+            (node,) = nodes.nodes
+            assert isinstance(node.backend, RemoteNode)
+            assert node.backend.transport.address == after
+
+    clock.run(main)
+
+
+def test_a_node_starts_what_its_gateway_orders_beyond_its_capacity() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, node_pool(Node("here", backend, Capacity(sandboxes=1))) as pool:
+            for id in ("a", "b"):
+                await pool.create(id, SandboxSpec(), wait_s=0)
+                pool.get(id)
+
+    clock.run(main, virtual=True)
+
+
+def test_a_sandbox_outlives_its_gateway_by_its_time_to_live() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, node_pool(Node("here", backend)) as pool:
+            await pool.create("a", SandboxSpec(), ttl_s=30)
+            await anyio.sleep(20)
+            pool.get("a")  # a gateway that is connected uses it
+            await anyio.sleep(25)
+            pool.get("a")
+            await anyio.sleep(32)
+            with pytest.raises(SandboxLostError) as found:
+                pool.get("a")
+            assert found.value.cause.kind is CauseKind.EXPIRED
+
+    clock.run(main, virtual=True)
 
 
 def test_a_node_answers_only_its_own_token_and_is_no_gateway() -> None:
