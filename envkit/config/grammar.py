@@ -74,15 +74,16 @@ class _Loader(_Numbers, yaml.SafeLoader):
         value: float = self.construct_yaml_float(node)
         return int(value) if "e" in text and value.is_integer() else value  # 2e3 is a number of tokens
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse duplicate keys, of which PyYAML silently uses the last one."""
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Refuse duplicate keys, of which PyYAML silently uses the last one. Here, no keys are merged (<<) yet."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         keys: dict[tuple[str, str], int] = {}
         for key in (one for one, _ in node.value if isinstance(one, yaml.ScalarNode)):
             if (first := keys.get((key.tag, key.value))) is not None:
                 problem = f"duplicate key {key.value} (first in line {first}); remove one of the two"
                 raise ConstructorError(None, None, problem, key.start_mark)
             keys[key.tag, key.value] = key.start_mark.line + 1
-        return super().construct_mapping(node, deep)
+        return node
 
 
 class _Dumper(_Numbers, yaml.SafeDumper):

@@ -134,6 +134,14 @@ class VllmEngineSection(EngineSection):
         return () if self.url is None else (self.url,) if isinstance(self.url, str) else tuple(self.url)
 
 
+_OWN_ARGUMENTS = (
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+"""Parameters of apply_chat_template that are reserved for the renderer."""
+
+
 class RendererSection(Section):
     """Conversion of a conversation to tokens."""
 
@@ -169,6 +177,13 @@ class AutoRendererSection(RendererSection):
         """The keys whose values in this section need a chat template."""
         set_keys = {"system": self.system is not None, "template": self.template, "thinking": self.thinking == "cut"}
         return [f"renderer.{key}" for key, is_set in set_keys.items() if is_set]
+
+    @field_validator("template")
+    @classmethod
+    def _arguments_of_the_template(cls, template: dict[str, Any]) -> dict[str, Any]:
+        if own := [name for name in template if name in _OWN_ARGUMENTS]:
+            raise ValueError(f"{own[0]} is reserved: envkit sets it; remove it")
+        return template
 
 
 class TrainerSection(Section):

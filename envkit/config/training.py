@@ -27,6 +27,7 @@ from envkit.config.parts import (
     TrainerSection,
     TransformersEngineSection,
 )
+from envkit.errors import ConfigError
 
 
 class EnvSection(Section):
@@ -321,11 +322,19 @@ class RunConfig(Section):
 _SECTIONS = TypeAdapter(Annotated[list[EnvSection], Field(min_length=1)])
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a training file; the values of ``"a.b=value"`` overrides are YAML. Raises `ConfigError` if it is invalid."""
+def load(path: Path, overrides: Sequence[str] = (), *, only: str | None = None) -> RunConfig:
+    """Read a training file, or its key `only`; the values of ``"a.b=value"`` overrides are YAML.
+
+    Raises:
+        ConfigError: The file cannot be read or is invalid.
+    """
+    if path.is_dir():
+        own = path / "config.yaml"
+        known = f"; that of its run is {own} (with --output {path})" if own.is_file() else ""
+        raise ConfigError([f"{path}: name a training file, not a folder{known}"])
     content = grammar.content_of(path, example="env: {id: Sokoban-v0}")
     grammar.override(content, overrides)
-    return grammar.check(content, RunConfig)
+    return grammar.check(content if only is None else {only: content.get(only)}, RunConfig)
 
 
 def parse(content: Mapping[str, Any]) -> RunConfig:

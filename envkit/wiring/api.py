@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from envkit import clock, config
 from envkit.config import EvalConfig, RunConfig
 from envkit.config.evaluation import read as config_of_evaluation
-from envkit.errors import UsageError
+from envkit.errors import ConfigError, UnknownEnvError, UsageError
 from envkit.runs.display import StreamDisplay
 from envkit.types import JSON, EpisodeRecord, Options
 from envkit.wiring.environments import find
@@ -140,7 +140,7 @@ def evaluate(
         config: Id of an environment, path of an evaluation file, its content as a mapping, or an `EvalConfig`.
         policy: The policy, such as ``"random"``; see `envkit.config.EvalConfig`. None means that of `config`.
         overrides: ``"a.b=value"`` strings, such as ``"rollout.max_turns=8"``.
-        output: Folder in which the episodes, the results and a plot are saved, and from which an interrupted evaluation
+        output: Folder in which the episodes and the results are saved, and from which an interrupted evaluation
             continues; None saves nothing.
         dialogues: File for the successful episodes as dialogues, for ``imitation.kind: dialogues``; None: no file.
         force: Whether to replace the evaluation in the folder.
@@ -162,7 +162,10 @@ def evaluate(
 
     if force and output is None:
         raise UsageError("force replaces the evaluation in the folder output; set output, or leave out force")
-    chosen = config_of_evaluation(config, overrides, policy=policy, **settings)
+    try:
+        chosen = config_of_evaluation(config, overrides, policy=policy, **settings)
+    except ConfigError as error:
+        raise ConfigError([*_unknown_env(config, settings.get("url")), *error.problems]) from None
     if dialogues is not None:
         _write(Path(dialogues), None)
     folder: EvaluationFolder | None = None
@@ -230,6 +233,15 @@ def rescore(
     if output is not None:
         _write(output, (one.after for one in found))
     return path, found
+
+
+def _unknown_env(config: object, url: str | None) -> Iterator[str]:
+    """Yield a problem if `config` is the id of no environment; a file, its content or a server may name others."""
+    if isinstance(config, str) and url is None and not Path(config).suffix:
+        try:
+            find(config)
+        except UnknownEnvError as error:
+            yield f"env.id: {error}"
 
 
 def _write(path: Path, rows: Iterable[object] | None) -> None:

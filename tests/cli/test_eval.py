@@ -143,6 +143,17 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_played(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_an_unknown_environment_is_named_beside_a_missing_policy(tmp_path: Path) -> None:
+    code, _, err = envkit(["eval", "FrozenLak-v0"], tmp_path)
+    assert (code, err.splitlines()) == (
+        2,
+        [
+            "env.id: no environment is called 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?",
+            'policy: missing; name one, such as random, expert or model:smollm2-135m (--policy NAME, or policy="NAME")',
+        ],
+    )
+
+
 def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:
     """A command that is interrupted by Ctrl-C prints the figures so far, and this command."""
     words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "600", "--json", "--output"]

@@ -125,6 +125,7 @@ def test_a_key_that_stands_twice_in_one_place_is_named_with_its_lines(tmp_path: 
     assert problems(tmp_path, text) == [
         f"{tmp_path}/run.yaml: line 5, column 1: not YAML: duplicate key seed (first in line 2); remove one of the two"
     ]
+    assert grammar.read_yaml("a: {z: &z {k: 2}, y: &y {<<: *z, k: 1}}\nb: {<<: *y}")["a"]["y"] == {"k": 1}
     (problem,) = problems(tmp_path, MINIMAL, "rollout={group_size: 4, group_size: 8}")
     assert problem.startswith("rollout: '{group_size: 4, group_size: 8}' is not YAML: duplicate key group_size (first")
 
@@ -353,6 +354,12 @@ def test_a_list_of_environments_is_overridden_as_a_whole(tmp_path: Path) -> None
 def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path: Path) -> None:
     (found,) = problems(tmp_path, MINIMAL + "seed: 3\n", override)
     assert found.startswith(problem)
+
+
+@pytest.mark.parametrize("name", ["tokenize", "chat_template", "return_dict", "padding", "continue_final_message"])
+def test_an_argument_of_the_template_that_envkit_sets_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, MINIMAL, "renderer.template.enable_thinking=false", f"renderer.template.{name}=1")
+    assert found == f"renderer.template: {name} is reserved: envkit sets it; remove it"
 
 
 @pytest.mark.parametrize("history", [0, -1, 1.5, True, "some", None])

@@ -25,7 +25,8 @@ WRONG = [
     # Files.
     ("train", 2, "Missing argument 'FILE'"),
     ("train nosuch.yaml", 2, "nosuch.yaml: No such file or directory"),
-    ("train folder", 2, "folder: Is a directory"),
+    ("train folder", 2, "folder: name a training file, not a folder"),
+    ("train --resume run", 2, "not a folder; that of its run is run/config.yaml (with --output run)"),
     ("train broken.yaml", 2, "broken.yaml: line 2, column 1: not YAML: the '{' of line 1, column 6 has no '}'"),
     ("train empty.yaml", 2, "empty.yaml: must hold keys and values, such as"),
     ("train binary.yaml", 2, "binary.yaml: not UTF-8 text (byte 1)"),

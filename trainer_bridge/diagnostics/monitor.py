@@ -131,8 +131,8 @@ class Probe:
     """Probes an engine. The request has no session, so it neither uses nor leaves anything in the engine's cache.
 
     Attributes:
-        engine: The engine, which must not be generating for others at the time. If it has the attribute `replicas`, as
-            `VllmEngine` has, each of them is probed.
+        engine: The engine, which must not be generating for others at the time. If it has the attribute
+            `completers`, as `VllmEngine` has, each of them is probed.
         trainer: The trainer, whose current weights are those of the last push.
         temperature: Sampling temperature of the run, which the trainer's log-probabilities take into account.
         max_tokens: Maximum total length of prompt and completion in tokens.
@@ -153,9 +153,9 @@ class Probe:
         count = max(1, min(TOKENS, self.max_tokens - len(prompt)))
         params = SamplingParams(temperature=self.temperature, max_tokens=count, seed=_SEED)
         probes: list[PushProbe] = []
-        replicas: Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]
-        replicas = getattr(self.engine, "replicas", {0: self.engine.generate})
-        for index, generate in replicas.items():
+        completers: Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]
+        completers = getattr(self.engine, "completers", {0: self.engine.generate})
+        for index, generate in completers.items():
             with anyio.move_on_after(self.timeout_s) as scope:
                 completion = await generate(prompt, params)
             if scope.cancelled_caught or completion.finish is FinishReason.ABORTED:

@@ -130,7 +130,7 @@ def shares(weights: Sequence[float], total: int) -> list[int]:
 
 
 def read_schedule(rows: Sequence[Mapping[str, JSON]]) -> Schedule:
-    """Return the schedule in the rows of ``schedule.jsonl``.
+    """Return the schedule in the rows of ``schedule.jsonl``, without groups that have no members.
 
     Raises:
         UsageError: A row is damaged.
@@ -140,7 +140,7 @@ def read_schedule(rows: Sequence[Mapping[str, JSON]]) -> Schedule:
         try:
             groups: list[tuple[int, int, int, list[int]]] = row["groups"]  # type: ignore[assignment]
             step: int = row["step"]  # type: ignore[assignment]
-            found[step] = {Place(*place): tuple(members) for *place, members in groups}
+            found[step] = {Place(*place): tuple(members) for *place, members in groups if members}
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the schedule has a damaged row: {row}") from error
     return found

@@ -253,9 +253,9 @@ class Run:
         found["completions_in_progress_there"] = sum(self._engine._replicas[index].running for index in plan.replicas)
         began = clock.now()
         found["processes_killed"] = sum(self._kill(index, plan.process) for index in plan.replicas)
-        await until(lambda: len(self._engine.replicas) < 2)
+        await until(lambda: len(self._engine.completers) < 2)
         found["noticed_s"] = round(clock.now() - began, 2)
-        await until(lambda: len(self._engine.replicas) == 2)
+        await until(lambda: len(self._engine.completers) == 2)
         found["back_s"] = round(clock.now() - began, 1)
 
     def _kill(self, index: int, process: str) -> int:

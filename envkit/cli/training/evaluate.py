@@ -51,7 +51,7 @@ _PARAMETERS: dict[str, Any] = {
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Save episodes, results and a plot here; if interrupted, repeat the command to continue.",
+            help="Save episodes and results here; if interrupted, repeat the command to continue.",
         ),
     ],
     "overrides": Annotated[

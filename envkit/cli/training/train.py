@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envkit.cli.checks import File, Overrides
+from envkit.cli.checks import File, Overrides, load
 from envkit.cli.exits import STOPPED
 from envkit.cli.tables import echo
 from envkit.errors import UsageError
@@ -34,13 +34,12 @@ def train(
     """Train a policy from a training file. Ctrl-C saves a checkpoint and stops; --resume continues from it."""
     if resume and force:
         raise UsageError("--resume continues the run and --force replaces it; leave one out")
-    from envkit import config
     from envkit.wiring import api
 
     if replay_schedule is not None:
         overrides = [*(overrides or ()), f"rollout.replay_schedule={replay_schedule}"]
     folder = api.RUNS / file.stem if output is None else output
-    summary = api.train(config.load(file, overrides or ()), output=folder, resume=resume, force=force)
+    summary = api.train(load(file, overrides or ()), output=folder, resume=resume, force=force)
     _print_summary(summary)
     if summary.stopped:
         again = ["train", str(file), "--output", str(folder)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from envkit import config
 from envkit.config import RunConfig
 from envkit.config.parts import (
     AutoRendererSection,
@@ -73,6 +74,14 @@ def check(run: RunConfig) -> list[str]:
         except ConfigError as error:
             problems.update(dict.fromkeys(error.problems))
     return list(problems)
+
+
+def env_problems(path: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the problems of the environments in a training file whose other keys may be invalid."""
+    try:
+        return [*_envs(config.load(path, overrides, only="env"))]
+    except ConfigError as error:
+        return [one for one in error.problems if one.startswith("env.")]
 
 
 async def check_docker(run: RunConfig) -> list[str]:

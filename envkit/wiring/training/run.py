@@ -123,6 +123,7 @@ class _Run:
         self.record: RunRecord | None = None
         self.diagnostics = Diagnostics(found=self._found())
         self.stop = Stop(self.display.announce)
+        self.warned = self.state.step > 0
         self.began = clock.stopwatch() - self.state.wall_s
 
     async def finish(self) -> dict[str, JSON]:
@@ -356,13 +357,27 @@ class _Run:
                 run.renderer.model_dump(mode="json"),
                 {one.id: one.options for one in reversed(others) if one.id != first.id},
             ),
-            on_step=self.on_step,
+            on_step=self._stepped,
             diagnostics=self.diagnostics,
             probe=probe,
             names=names,
             imitation=imitation,
             source=None if (model := run.engine.model) is None else Path(locate(model)),
         )
+
+    def _stepped(self, number: int, values: Mapping[str, float]) -> None:
+        """Warn once if engine and trainer have different number formats, with the difference that this makes."""
+        sampling, learning = getattr(self.run.engine, "dtype", ""), getattr(self.run.trainer, "precision", "")
+        gap_nats = values.get("sampler_gap_nats")
+        is_first = not self.warned and values.get("learned_tokens", 0) > 0 and gap_nats is not None
+        if is_first and sampling and learning and sampling != learning and self.run.algorithm.correction is None:
+            self.warned = True
+            self.display.announce(
+                f"the engine computes in {sampling} and the trainer in {learning}: log-probabilities differ by "
+                f"{gap_nats:.4f} nats on average; algorithm.correction makes up for it"
+            )
+        if self.on_step is not None:
+            self.on_step(number, values)
 
     def _open_diagnostics(self) -> Diagnostics:
         """Return the diagnostics, with what a resumed run has recorded and found so far."""

@@ -18,7 +18,7 @@ from envkit.errors import EnvkitError
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.scheduler.continuous import Continuous
-from envkit.trainer_bridge.scheduler.cursor import Cursor, read_schedule, shares
+from envkit.trainer_bridge.scheduler.cursor import Cursor, Place, read_schedule, shares
 from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
 from envkit.trainer_bridge.scheduler.pace import Batch, LagPolicy, Pace
 from envkit.types import Completion, FinishReason, Group, SamplingParams, Task, floats, ints, stable_hash
@@ -142,6 +142,7 @@ def test_a_schedule_that_is_replayed_has_the_same_groups_and_members(seed: int, 
     again = Simulation(tmp_path / "again", host, pace, replay=schedule, **how).run()
     assert again.notes.schedules == first.notes.schedules
     assert again.total("episodes_aborted") == 0
+    assert read_schedule([{"step": 1, "groups": [[0, 0, 0, []], [1, 0, 1, [0]]]}]) == {1: {Place(1, 0, 1): (0,)}}
 
 
 def test_a_resumed_run_knows_what_its_filters_had_learned(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_published_weights_have_the_tensors_of_the_checkpoint_and_are_loaded_exa
     trainee = Trainee(folder, tmp_path / "weights", preset="grpo")
     trainee.update(draw_samples(1, 8, folder))
     published = trainee.publish()
+    assert Path(published.location).stat().st_mode & 0o777 == (tmp_path / "weights").stat().st_mode & 0o666
     assert shapes(Path(published.location)) == shapes(folder / "model.safetensors")
     assert are_equal(loaded(folder, published), trainee.model)
     trainee.model.save_pretrained(tmp_path / "saved")

@@ -15,12 +15,12 @@ class GaeKeys(AdvantageSection):
     """The keys of `gae`, which advantages that extend it have, too."""
 
     gamma: Share = 1.0
-    """Discount factor per step. Use 1 for tokens."""
+    """Discount factor per step. Use 1 if steps are tokens."""
     gae_lambda: Share = 0.95
-    """0 relies on the critic alone, 1 on the observed returns."""
+    """0 relies on estimated values alone, 1 on the observed returns."""
     bootstrap: bool = True
-    """Whether the state after an episode that a limit cut off has the value that the critic estimates after its last
-    token; otherwise, its value is 0, as after an episode that the environment ended or a grader graded."""
+    """Whether the state after an episode that a limit cut off has the value that is estimated after its last token;
+    otherwise, its value is 0, as after an episode that the environment ended or a grader graded."""
 
 
 class Gae(GaeKeys):

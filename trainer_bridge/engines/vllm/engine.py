@@ -251,7 +251,7 @@ class VllmEngine:
     # --- Replicas ----------------------------------------------------------------------------------------------------
 
     @property
-    def replicas(self) -> Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]:
+    def completers(self) -> Mapping[int, Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]]:
         """For each ready replica with the current weights, by index, a function that completes a prompt there."""
         return {one.index: partial(self._generate, one) for one in self._thawed()}
 

@@ -145,7 +145,7 @@ def test_a_lost_server_loads_the_weights_that_it_missed_when_it_is_back() -> Non
             await group.engine.load(Weights(2, "/weights-2"))
             assert ((await group.engine.health()).version, first.loads) == (2, ["/weights-1"])
             await first.start(5.0)
-            await until(lambda: len(group.engine.replicas) == 2)
+            await until(lambda: len(group.engine.completers) == 2)
             assert first.loads == ["/weights-1", "/weights-2"]
             assert first.label.endswith("-2-full")
             assert second.label.endswith("-2-full")
@@ -341,7 +341,7 @@ def test_a_frozen_replica_keeps_its_weights_over_pushes_and_a_loss_and_gets_noth
                     inner.start_soon(complete, "paused", frozen, 2)
                     await until(lambda: len(kept.requests) == before + 1)
                     await engine.resume()
-                    assert [servers[index] for index in engine.replicas] == [other]
+                    assert [servers[index] for index in engine.completers] == [other]
                     await kept.kill()
                     await complete_all(engine, 4, params(3))
                 assert 3 not in [one["sampling_params"]["max_tokens"] for one in kept.requests[before:]]
@@ -349,7 +349,7 @@ def test_a_frozen_replica_keeps_its_weights_over_pushes_and_a_loss_and_gets_noth
                 assert done["evaluation"].versions == ((1, 60),)
                 assert is_whole(done["evaluation"], 60)
             assert kept.loads[-1] == "/weights-2"
-            assert list(engine.replicas) == [0, 1]
+            assert list(engine.completers) == [0, 1]
         assert is_whole(done["first"], 20)
         assert is_whole(done["second"], 20)
 
