@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import msgspec
 from record import Evidence, parser
 
 from envkit import clock
@@ -105,7 +106,7 @@ async def attacked(backend: LocalBackend | DockerBackend, image: str | None, hog
         after = await sandbox.exec(["true"], timeout_s=20)
         found["agent_after"] = OUT_OF_MEMORY if after.is_out_of_memory else f"exit code {after.exit_code}"
     except SandboxLostError as error:
-        found |= {"cause": error.cause.plain(), "lost_after_s": round(clock.stopwatch() - began, 3)}
+        found |= {"cause": msgspec.to_builtins(error.cause), "lost_after_s": round(clock.stopwatch() - began, 3)}
     finally:
         await sandbox.stop()
     return found

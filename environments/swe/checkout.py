@@ -140,8 +140,8 @@ def _source_of(task: SweTask, folder: Path, lock: Lock | None) -> Path:
     requirement = requirement_of(task.base)
     if not base.is_file() or requirement == OWN:
         base = fetch(requirement, folder / "sdists")
-    for package in () if lock is None else lock.packages:
-        if package.base == task.base and package.sha256 not in ("", sha256_of(base)):
+    for package in () if lock is None or requirement == OWN else lock.packages:  # our own package is packed here
+        if package.base == task.base and package.sha256 != sha256_of(base):
             raise UsageError(f"{base} is not the file that the tasks were made of: its SHA-256 is not {package.sha256}")
     clean = unpack(base, folder / "trees")
     digest = hashlib.sha256(task.bug_patch.encode()).hexdigest()[:16]

@@ -156,7 +156,7 @@ def environment_of(requirements: Sequence[str], more: Sequence[str] = ()) -> tup
     """
     for requirement in (*requirements, *more):
         _check(requirement)
-    needed = sorted({*PYTEST, *more, *(one for each in requirements for one in TESTED_PACKAGES.get(each, ()))})
+    needed = sorted({*PYTEST, *more, *(one for each in requirements for one in TESTED_PACKAGES.get(_normal(each), ()))})
     names = [_name_of(one) for one in needed]
     if twice := [one for one in needed if names.count(_name_of(one)) > 1]:
         raise UsageError(f"the environment of the tests would need {' and '.join(twice)}; make two folders of tasks")
@@ -222,6 +222,10 @@ def _check_archive(base: Path, archive: tarfile.TarFile) -> None:
 def _is_sdist_of(file: str, name: str, version: str) -> bool:
     stem = file.removesuffix(f"-{version}.tar.gz")
     return stem != file and _name_of(stem) == _name_of(name)
+
+
+def _normal(requirement: str) -> str:
+    return f"{_name_of(requirement)}=={requirement.partition('==')[2]}"
 
 
 def _name_of(requirement: str) -> str:

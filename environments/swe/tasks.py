@@ -106,7 +106,7 @@ def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
     """
     try:
         lock = msgspec.json.decode((folder / LOCK).read_bytes(), type=Lock)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"{folder} has no usable {LOCK}: {error}; make the folder with: envkit tasks SWE-v0 build"
         ) from None
@@ -117,8 +117,9 @@ def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
     tasks: list[SweTask] = []
     for number, line in enumerate(lines, 1):
         try:
-            tasks += [msgspec.json.decode(line, type=SweTask)] if line.strip() else []
-        except (msgspec.DecodeError, RecursionError) as error:
+            if line.strip():
+                tasks.append(msgspec.json.decode(line, type=SweTask))
+        except (ValueError, RecursionError) as error:  # also text that is not UTF-8
             raise ConfigError([f"{folder / TASKS}:{number}: {error}"]) from None
     if not tasks:
         raise UsageError(f"{folder / TASKS} has no tasks")

@@ -17,7 +17,7 @@ from envkit.types import CommandResult, Table
 
 from . import images
 from .families import FAMILIES, HELD_OUT, write_drawn
-from .formats import read_tasks, task_folders
+from .formats import is_terminal_bench, read_task, read_tasks, read_terminal_bench, task_folders
 from .formats.writing import add_harness
 from .options import OWN_TASKS, TerminalOptions
 from .tasks import TIMEOUT_S, TerminalTask
@@ -40,7 +40,7 @@ def ls(
     folders, unreadable = task_folders(folder or OWN_TASKS), 0
     for one in folders:
         try:
-            (task,) = read_tasks(one)
+            task = read_terminal_bench(one) if is_terminal_bench(one) else read_task(one)
         except ConfigError as error:
             unreadable += 1
             lines += [f"{one.name}: cannot be read: {problem}" for problem in error.problems]
@@ -121,7 +121,7 @@ def export(
 
 
 def family_tasks() -> list[TerminalTask]:
-    """Return a generated task of each family, for its image; the folders of these tasks do not exist."""
+    """Return a generated task of each family, for its image."""
     return [replace(TerminalOptions(families=one).task(0), name=f"family {one}") for one in FAMILIES]
 
 

@@ -151,7 +151,7 @@ class Terminal(TaskEnv):
 
     async def grade(self) -> float | None:
         """Verify the last step that the agent worked on, and return the reward of the task; see `judged`."""
-        self.task.later = []
+        self.task.later = []  # no step follows, so `judged` releases the agent's sandbox before the tests run
         if self.task not in self._rewards:
             self._rewards[self.task] = await super().grade() or 0.0
         rewards = [*self._rewards.values(), *[0.0] * (self._steps - len(self._rewards))]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
 from envkit.types import SandboxSpec
@@ -144,7 +145,8 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
         workdir = shown.stdout.strip()
         later = tuple(replace(one, workdir=workdir) for one in self.task.later)
-        return TerminalStage(replace(self.task, workdir=workdir, later=later), self.options)
+        task = replace(self.task, workdir=workdir, later=later)
+        return await clock.to_thread(TerminalStage, task, self.options)  # reads the files of the image
 
 
 async def run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:

@@ -117,7 +117,8 @@ class TerminalTask:
         name: Name of the task, such as ``org/name``.
         instruction: What the agent is asked.
         solution: Folder with ``solve.sh``, which solves the task; None if unknown.
-        later: The steps after the first one, which is this task; they differ in the attributes around this one.
+        later: The steps after the first one, which is this task; they differ in the attributes around this one, and in
+            their names, such as ``org/name (second)``.
         step_setup: Script of this machine that runs in the sandbox before the step; None for none.
         step_healthcheck: Must succeed before the step; None for none.
         min_reward: The next step begins only if this one has earned at least this reward.

@@ -143,18 +143,20 @@ def read_reward(json_content: bytes | None, txt_content: bytes | None) -> float:
     Raises:
         RewardFileError: Neither file exists, or the one that counts is malformed.
     """
-    name, content = ("reward.txt", txt_content) if json_content is None else ("reward.json", json_content)
-    if content is None:
-        raise RewardFileError("the tests wrote neither reward.json nor reward.txt")
     try:
-        is_text = name == "reward.txt"
-        rewards = {"": float(content.decode())} if is_text else msgspec.json.decode(content, type=dict[str, float])
+        if json_content is not None:
+            name, form, content = "reward.json", "an object of numbers", json_content
+            rewards = msgspec.json.decode(content, type=dict[str, float])
+            if "reward" not in rewards and len(rewards) != 1:
+                raise RewardFileError(f"{name}: needs a key `reward`, or only one key; got {list(rewards)}")
+            reward = rewards["reward"] if "reward" in rewards else next(iter(rewards.values()))
+        elif txt_content is not None:
+            name, form, content = "reward.txt", "a number", txt_content
+            reward = float(content.decode())
+        else:
+            raise RewardFileError("the tests wrote neither reward.json nor reward.txt")
     except ValueError as error:  # msgspec's errors are ValueErrors
-        form = "a number" if is_text else "an object of numbers"
         raise RewardFileError(f"{name}: must be {form}, got {content[:40]!r}: {error}") from None
-    if "reward" not in rewards and len(rewards) != 1:
-        raise RewardFileError(f"{name}: needs a key `reward`, or only one key; got {list(rewards)}")
-    reward = rewards["reward"] if "reward" in rewards else next(iter(rewards.values()))
     if not math.isfinite(reward):
         raise RewardFileError(f"{name}: must be a finite number, got {content[:40]!r}")
     return reward

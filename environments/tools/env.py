@@ -68,7 +68,7 @@ class ToolEnv(AsyncEnv):
 
     Attributes:
         tools: Functions that become the tools; see `tool_of`.
-        spec: Spec of the sandbox; see also `lease`.
+        spec: Spec of the sandbox; see also `spec_of`.
         system: System prompt; None for no system prompt.
         options: Names of the environment's options, with their defaults. The limits below are also options.
         max_turns: Maximum number of actions.
@@ -156,9 +156,13 @@ class ToolEnv(AsyncEnv):
         """Prepare `self.sandbox` for an episode and return the task's text. `options` has a value for every option."""
         raise NotImplementedError(f"{type(self).__name__}.start: define this method")
 
+    def spec_of(self, seed: int, options: Options) -> SandboxSpec:
+        """Return the spec of an episode's sandbox. Override it if the spec depends on the task."""
+        return self.spec
+
     def lease(self, seed: int, options: Options) -> AbstractAsyncContextManager[Sandbox]:
-        """Return an episode's sandbox as a context manager. Override it if the spec depends on the task."""
-        return self.sandboxes.lease(self.spec, wait_s=LEASE_S)
+        """Return an episode's sandbox as a context manager. Override it to start episodes from a snapshot."""
+        return self.sandboxes.lease(self.spec_of(seed, options), wait_s=LEASE_S)
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Lease a sandbox and start an episode in it."""

@@ -97,11 +97,11 @@ def rich_text(session: Session) -> str:
 
 def _item(session: Session) -> Iterator[Element]:
     assert session.product is not None, "a page of a product"
-    address = json.dumps(session.options)
+    address = f"{'+'.join(session.keywords)}/{json.dumps(session.options)}"
     for name, values in session.product.options.items():
         yield Element(name)
         for value in values:
-            # The original looks for the value in the page's address. So it also marks names of chosen options.
+            # The original looks for the value in the page's address, which has the words of the search and all options.
             is_chosen = session.options.get(name) == value if session.rules.is_strict else f'"{value}"' in address
             yield Element(value, "option", is_chosen)
     yield Element(session.product.title)

@@ -148,12 +148,12 @@ def unenforced(spec: SandboxSpec) -> tuple[str, ...]:
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
     """Return the environment variables of a sandbox's programs. Those of the spec override all others. Those of the
-    image override envkit's ``PATH`` and ``LANG``, but not its ``HOME``, ``ENVKIT_SOCKETS`` and, in the system profile,
-    ``ENVKIT_WORKDIR``: the working directory of the image.
+    image override envkit's ``PATH`` and ``LANG``, but not its ``HOME``, ``ENVKIT_SOCKETS`` and ``ENVKIT_WORKDIR``: the
+    working directory of the image. If it sets none, that is ``/`` in the system profile, as in Docker, and otherwise
+    ``/workspace``, because ``/`` cannot be written there.
     """
-    fixed = {"HOME": WORK, "ENVKIT_SOCKETS": SOCKETS}
-    if spec.profile == "system":
-        fixed |= {"HOME": "/root", "ENVKIT_WORKDIR": image.workdir or "/"}
+    home, workdir = ("/root", "/") if spec.profile == "system" else (WORK, WORK)
+    fixed = {"HOME": home, "ENVKIT_SOCKETS": SOCKETS, "ENVKIT_WORKDIR": image.workdir or workdir}
     return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, **fixed, **spec.env}
 
 

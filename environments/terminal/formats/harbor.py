@@ -107,7 +107,9 @@ def read_task(folder: Path) -> TerminalTask:
         notes=tuple(dict.fromkeys(notes)),
         **first,
     )
-    return dataclasses.replace(task, later=tuple(dataclasses.replace(task, **step) for step in later))
+    names = [f"{task.name} ({step.name})" for step in found.steps[1:]]
+    steps = zip(names, later, strict=True)
+    return dataclasses.replace(task, later=tuple(dataclasses.replace(task, name=name, **step) for name, step in steps))
 
 
 def _steps(

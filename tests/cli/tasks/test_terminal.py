@@ -31,17 +31,19 @@ def test_the_list_of_a_folder_has_what_is_not_supported_and_fails_if_a_task_cann
     assert terminal("ls", tmp_path)[0] == 0
     harbor(tmp_path / "b", "[environment]\ngpus = 1\n")
     terminal_bench(tmp_path / "c", "instruction: x\nparser_name: other\n")
+    (tmp_path / "d").mkdir()
 
     code, output, _ = terminal("ls", tmp_path)
 
     assert code == 1
-    assert output.splitlines() == [
+    assert [line.partition(" [Errno")[0] for line in output.splitlines()] == [
         "TASK  DIFFICULTY  PROFILE  PROGRAMS",
         "a     -           system   -",
         "b     -           system   -",
         "b: environment.gpus: sandboxes of envkit have no accelerators",
         f"c: cannot be read: {tmp_path}/c/task.yaml: parser_name: envkit reads only summaries of pytest, got 'other'",
-        "2 of 3 tasks can be read",
+        f"d: cannot be read: {tmp_path}/d/task.toml: cannot be read:",
+        "2 of 4 tasks can be read",
     ]
 
 

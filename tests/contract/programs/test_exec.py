@@ -115,7 +115,14 @@ def test_a_program_has_the_sandboxs_environment_and_its_own_and_none_of_ours(
             shown = (await sandbox.exec(["env", "-0"], env={"SIZE": "7"}, timeout_s=20)).stdout
             found = dict(setting.split("=", 1) for setting in shown.split("\0")[:-1])
             assert (found["COLOUR"], found["SIZE"], found["HOME"]) == ("dark blue\n", "7", sandbox.work)
-            assert set(found) - {"TMPDIR"} == {"ENVKIT_SOCKETS", "HOME", "PATH", "LANG", "COLOUR", "SIZE"}
+            assert set(found) - {"TMPDIR", "ENVKIT_WORKDIR"} == {
+                "ENVKIT_SOCKETS",
+                "HOME",
+                "PATH",
+                "LANG",
+                "COLOUR",
+                "SIZE",
+            }
 
     run(main)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from envkit import clock
 from envkit.environments.swe.checkout import between, changes_of_patch, source_of
@@ -57,6 +58,12 @@ def test_a_source_distribution_with_another_hash_is_refused(tmp_path: Path) -> N
     lock = Lock(command="", environment=(), packages=(package,))
     with pytest.raises(UsageError, match="is not the file that the tasks were made of"):
         clock.run(partial(source_of, task(), tmp_path, lock))
+
+
+def test_the_package_of_envkit_needs_no_hash(tmp_path: Path) -> None:
+    (own, *_), lock = read_folder(OWN_TASKS)
+    packages = tuple(replace(one, sha256="0" * 64) for one in lock.packages)  # as in folders of earlier versions
+    assert clock.run(partial(source_of, own, tmp_path, replace(lock, packages=packages))).is_dir()
 
 
 def test_a_patch_gives_the_new_content_of_its_files_and_leaves_the_tree_alone(tree: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from envkit.environments.swe import packages
 from envkit.environments.swe.env import OWN_TASKS
-from envkit.environments.swe.packages import OWN, environment, fetch, requirement_of, unpack
+from envkit.environments.swe.packages import OWN, environment, environment_of, fetch, requirement_of, unpack
 from envkit.environments.swe.tasks import read_folder
 from envkit.errors import UsageError
 
@@ -54,6 +54,11 @@ def test_pip_never_gets_the_name_of_a_file_as_an_option_or_address(
         fetch(requirement_of(base), tmp_path)
     with pytest.raises(UsageError, match="must name an exact version"):
         environment(["pytest==9.2.0", requirement_of(base)], tmp_path, lambda line: None)
+
+
+def test_a_named_package_is_found_under_each_spelling_of_its_name() -> None:
+    for name in ("python-slugify", "python_slugify", "Python.Slugify"):
+        assert "text-unidecode==1.3" in environment_of([f"{name}==9.2.0"])
 
 
 def test_a_file_with_another_content_is_unpacked_again_under_the_same_name(tmp_path: Path) -> None:

@@ -134,6 +134,21 @@ def test_a_healthcheck_with_endless_retries_fails_after_ten_minutes(tmp_path: Pa
     clock.run(main, virtual=True)
 
 
+def test_a_strict_task_is_played_in_the_working_directory_of_its_image(tmp_path: Path) -> None:
+    harbor(tmp_path, '[environment]\ndocker_image = "x"\n[metadata.envkit]\nprofile = "strict"\n')
+    fate = Fate(answer=lambda command: ExecResult(0, b"/app\n" if "$ENVKIT_WORKDIR" in str(command) else b""))
+
+    async def main() -> None:
+        async with pool_of(fate) as (pool, _):
+            env = Terminal(sandboxes=pool, tasks=str(tmp_path))
+            start = await env.reset(seed=0, options={})
+            assert (start.info["folder"], env.task.task.workdir) == ("/app", "/app")
+            assert "Work on this task in /app " in start.observation.text
+            await env.close()
+
+    clock.run(main, virtual=True)
+
+
 @pytest.mark.bwrap
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, programs=("no-such-program",))
@@ -270,7 +285,7 @@ def test_a_step_may_have_a_setup_of_its_own_which_the_agent_can_break(tmp_path: 
     _, reward = played(path, bash("touch one"), SUBMIT, bash("rmdir two && touch two"), SUBMIT)
     assert reward == 1.0
     seen, reward = played(path, bash("touch one two"), SUBMIT)
-    assert "The next one cannot begin: envkit/tiny: its setup failed: mkdir" in seen[2]
+    assert "The next one cannot begin: envkit/tiny (two): its setup failed: mkdir" in seen[2]
     assert reward == 0.5
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 
 from envkit.sandbox.docker import container_config
@@ -68,7 +71,15 @@ def test_the_spec_s_environment_goes_over_ours_and_ours_over_the_image_s() -> No
         "KEY": "spec",
         "HOME": "/workspace",
         "ENVKIT_SOCKETS": "/run/envkit",
+        "ENVKIT_WORKDIR": "/workspace",
     }
+
+
+@pytest.mark.parametrize(("profile", "default"), [("strict", "/workspace"), ("system", "/")])
+def test_programs_know_the_working_directory_of_the_image(profile: Literal["strict", "system"], default: str) -> None:
+    for image, workdir in ((IMAGE, default), (replace(IMAGE, workdir="/app"), "/app")):
+        found = container_config.environment(SandboxSpec(profile=profile), image)
+        assert found["ENVKIT_WORKDIR"] == workdir
 
 
 def test_nothing_of_the_environment_is_in_what_the_daemon_shows_to_others() -> None:

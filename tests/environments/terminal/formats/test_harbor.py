@@ -156,6 +156,7 @@ def test_steps_have_their_own_tests_and_inherit_the_rest(tmp_path: Path) -> None
     task = read_task(harbor(tmp_path, toml, {**files, **own}))
     first, (second,) = task, task.later
 
+    assert (first.name, second.name) == (tmp_path.name, f"{tmp_path.name} (second)")
     assert (task.reward, first.instruction, second.instruction) == ("final", "first\n", "second\n")
     assert first.verifier.tests == tmp_path / "steps/first/tests"
     assert second.verifier.tests == tmp_path / "tests"
