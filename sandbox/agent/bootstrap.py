@@ -81,7 +81,7 @@ def hello() -> bytes:
 
 def require_modules() -> None:
     """Exit with an error if this Python lacks a part of the standard library, as Debian's python3-minimal does."""
-    for name in ("_json", "_ctypes"):
+    for name in ("_json", "_ctypes", "resource", "termios"):
         try:
             __import__(name)
         except ImportError:

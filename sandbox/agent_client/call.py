@@ -110,13 +110,16 @@ class Call:
         end: Header of the last frame of the reply; None until it arrives.
     """
 
-    def __init__(self, channel: CallChannel, number: int, do: str, fields: Fields, queue_s: float) -> None:
+    def __init__(
+        self, channel: CallChannel, number: int, do: str, fields: Fields, queue_s: float, *, streamed: bool
+    ) -> None:
         loop = channel.loop
         timeout_s = fields.get("timeout_s")
         self.id = number
         self.end: dict[str, JSON] | None = None
         self.starts_program = _is_number(timeout_s)
         self._channel = channel
+        self._is_streamed = streamed
         self._bounds = _bounds(do, fields)
         self._allowance_s = GRACE_S + queue_s + (timeout_s if _is_number(timeout_s) else 0.0)
         self._is_renewed = not self.starts_program
@@ -275,7 +278,7 @@ class Call:
             return
         self._pieces.append((kind, body))
         self._queued += len(body)
-        if self._queued > _QUEUE_BYTES:
+        if self._is_streamed and self._queued > _QUEUE_BYTES:
             self._channel.stall(self)
         self._wake()
 

@@ -149,7 +149,7 @@ class AgentChannel:
             ChannelEndedError: The agent is gone or unresponsive.
             ValueError: The arguments exceed 1 MiB.
         """
-        call = await self.start(do, fields, queue_s)
+        call = await self.start(do, fields, queue_s, streamed=False)
         try:
             if feed is not None:
                 await call.feed(feed)
@@ -158,13 +158,16 @@ class AgentChannel:
             await call.leave()
             raise
 
-    async def start(self, do: str, fields: Fields, queue_s: float = 0.0) -> Call:
-        """Start a call with a streamed reply; the caller ends it with `Call.leave`. Raises what `call` raises."""
+    async def start(self, do: str, fields: Fields, queue_s: float = 0.0, *, streamed: bool = True) -> Call:
+        """Start a call; the caller ends it with `Call.leave`. Raises what `call` raises.
+
+        If the reply is `streamed`, reading from the agent pauses while more than 1 MiB of it are unread.
+        """
         frame = _frame({"id": self._last_id + 1, "do": do, **fields})
         if self.is_ended:
             raise ChannelEndedError(self.reason)
         self._last_id += 1
-        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s)
+        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s, streamed=streamed)
         try:
             await self._send_frame(frame)
         except BaseException:

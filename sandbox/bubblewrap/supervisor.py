@@ -121,7 +121,7 @@ class Supervisor:
         return cause_of(code, self.child.last_line())
 
     async def diagnose(self) -> Blocked:
-        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Explained`."""
+        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`."""
         first = self.first()
         if first is not None and first.is_stopped:
             return Blocked.PAUSED

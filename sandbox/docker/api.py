@@ -94,7 +94,10 @@ class Daemon:
             await self._call(api.close)
 
     async def create(self, options: Mapping[str, JSON]) -> str:
-        """Create a container and return its id. An anyio cancellation takes effect only after the creation."""
+        """Create a container and return its id. An anyio cancellation takes effect only after the creation.
+
+        If asyncio cancels the task, the container may be created all the same; `clear` or the next `reap` removes it.
+        """
         return str((await self._call(self._api.create_container_from_config, options))["Id"])
 
     async def start(self, container: str) -> None:
@@ -109,10 +112,11 @@ class Daemon:
         deadline = clock.now() + _REMOVAL_S
         while True:
             try:
-                return await self._call(self._api.remove_container, container, v=True, force=True)
+                await self._call(self._api.remove_container, container, v=True, force=True)
+                return
             except DaemonError as error:
                 if error.http_status == 404:
-                    return None
+                    return
                 # A retry may help in other cases, e.g. if the container is starting.
                 if error.http_status not in (409, 500) or clock.now() > deadline:
                     raise
@@ -130,8 +134,8 @@ class Daemon:
             DaemonError: The daemon does not answer, or refuses the request.
         """
         streams = {"stream": 1, "stdin": int(has_input), "stdout": int(has_input), "stderr": 1}
-        connected = await self._call(_attached, self._api, container, streams)
-        return AttachStream(await SocketStream.open(connected))
+        connected, received = await self._call(_attached, self._api, container, streams)
+        return AttachStream(await SocketStream.open(connected), received)
 
     async def inspect(self, container: str) -> Mapping[str, Any] | None:
         """Return the daemon's record of a container, with a timeout of 1.5 s; None if there is no such container."""
@@ -311,11 +315,17 @@ def _require_listener(url: str) -> None:
         return stream.connect(parts.path)
 
 
-def _attached(api: Any, container: str, streams: Mapping[str, int]) -> socket.socket:
-    """Return a connection for a container's standard streams, which is no longer one of the package."""
+def _attached(api: Any, container: str, streams: Mapping[str, int]) -> tuple[socket.socket, bytes]:
+    """Return a connection for a container's standard streams, which is no longer one of the package.
+
+    Also return what the package has already read from it, with the head of the response.
+    """
     raw = api.attach_socket(container, streams)
     try:
-        return socket.socket(fileno=os.dup(raw.fileno()))
+        connected = socket.socket(fileno=os.dup(raw.fileno()))
+        connected.setblocking(False)  # for both descriptors, so that `peek` does not wait
+        raw._sock.settimeout(0)
+        return connected, raw._response.raw._fp.fp.peek()
     finally:
         raw._response.close()
 

@@ -14,11 +14,14 @@ _KEPT_STDERR_BYTES = 64 << 10
 
 
 class AttachStream:
-    """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`."""
+    """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`.
 
-    def __init__(self, stream: SocketStream) -> None:
+    `received` is what was already read from `stream`.
+    """
+
+    def __init__(self, stream: SocketStream, received: bytes = b"") -> None:
         self._stream = stream
-        self._received = bytearray()
+        self._received = bytearray(received)
         self._stderr = bytearray()
 
     async def send(self, data: bytes) -> None:

@@ -260,7 +260,7 @@ class DockerBackend(SandboxBackend):
             if spec.detached and CONTROL_DIR not in volumes:
                 raise SandboxRefusedError(sandbox_id, container.NOT_REACHABLE)
             if spec.profile == "system" and spec.disk_mib is not None and not paths:
-                why = "envkit must be root on the daemon's machine to watch the root file system"
+                why = "watching the root file system needs root on the daemon's machine and its storage driver overlay2"
                 raise SandboxRefusedError(sandbox_id, f"disk_mib={spec.disk_mib} is refused: {why}")
         except BaseException:
             with anyio.CancelScope(shield=True):

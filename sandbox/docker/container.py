@@ -130,7 +130,7 @@ class AttachedContainer:
             self.agent_group = group if lent else None
 
     async def diagnose(self) -> Blocked:
-        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Explained`.
+        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`.
 
         Raises:
             DaemonError: The daemon does not answer.

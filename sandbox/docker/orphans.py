@@ -63,9 +63,14 @@ async def reap(daemon: Daemon) -> list[Orphan]:
 async def clear(daemon: Daemon, run: str) -> None:
     """Remove the containers, volumes and snapshots of the backend with run directory `run`.
 
-    Running detached sandboxes stay. Raises the same error as `reap`.
+    Running detached sandboxes stay.
+
+    Raises:
+        DaemonError: The daemon does not answer, or did not remove all.
     """
-    await _remove(daemon, await _labelled(daemon, f"{RUN_LABEL}={run}", lambda _: True))
+    found = await _labelled(daemon, f"{RUN_LABEL}={run}", lambda _: True)
+    if left := set(found) - set(await _remove(daemon, found)):
+        raise DaemonError("not removed: " + ", ".join(f"{one.kind} {one.id}" for one in sorted(left)))
 
 
 async def _labelled(daemon: Daemon, label: str, is_wanted: Callable[[Mapping[str, str]], bool]) -> list[Orphan]:

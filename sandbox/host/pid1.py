@@ -56,14 +56,13 @@ class FirstProcess:
         signal.pidfd_send_signal(self._handles[0], 0)
 
     def lend(self, more: Mapping[str, str]) -> None:
-        """Make two files writable, by bind mounts, in a container whose ``/proc`` and cgroups are otherwise read-only.
+        """Make files writable, by bind mounts, in a container whose ``/proc`` and cgroups are otherwise read-only.
 
-        The first is the ``oom_score_adj`` of process 1, which its children inherit. Other processes in the container
-        cannot lower their scores. The second is the file through which a process moves itself into the agent's memory
-        cgroup.
+        One is the ``oom_score_adj`` of process 1, which its children inherit. Other processes in the container cannot
+        lower their scores.
 
         Args:
-            more: Path of the second file in the container, by its path on the host; may be empty.
+            more: Further files: the path on the host of each, and its path in the container.
 
         Raises:
             OSError: The kernel does not support or refuses the system calls, or the process has exited.

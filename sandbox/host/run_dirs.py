@@ -114,12 +114,14 @@ def connect(folder: Path, name: str) -> socket.socket:
             stream.connect(f"/proc/self/fd/{handle}")
         finally:
             os.close(handle)
-    except BaseException as error:
+    except BlockingIOError:
         stream.close()
-        if isinstance(error, BlockingIOError):
-            raise UnreachableError(f"{name}: the listen queue is full; retry later") from None
-        if isinstance(error, OSError):
-            raise UnreachableError(f"{name}: {error.strerror or error}") from None
+        raise UnreachableError(f"{name}: the listen queue is full; retry later") from None
+    except OSError as error:
+        stream.close()
+        raise UnreachableError(f"{name}: {error.strerror or error}") from None
+    except BaseException:
+        stream.close()
         raise
     return stream
 

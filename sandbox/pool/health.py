@@ -65,12 +65,12 @@ class LivenessTimes:
 
 
 @runtime_checkable
-class Explained(Protocol):
-    """A sandbox of which more is known than whether it answers."""
+class Diagnosable(Protocol):
+    """A sandbox that can be diagnosed, and whose silence may be excused."""
 
     @property
     def is_excused(self) -> bool:
-        """Whether its silence says nothing: this process does not read its output, or only its node may be lost."""
+        """Whether missing answers do not count, because this process does not read its output or its node is silent."""
         ...
 
     async def diagnose(self) -> Blocked:
@@ -120,7 +120,7 @@ async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
     answered_at = instance.answered_at
     sandbox: object = instance.sandbox
     try:
-        if isinstance(sandbox, Explained):
+        if isinstance(sandbox, Diagnosable):
             with anyio.move_on_after(_DIAGNOSIS_S):
                 try:
                     diagnosis = await sandbox.diagnose()
@@ -140,14 +140,15 @@ async def _await_loss(instance: Instance, wait: Callable[[], Awaitable[Cause]]) 
         cause = await wait()
     except Exception as error:
         cause = _cause_of(instance, error)
-    while _is_excused(instance):  # noqa: ASYNC110 - if its node is lost, that is the cause
+    # Wait while its node is silent: if the node is lost, that is the cause. Unread output ends with the connection.
+    while _is_excused(instance):  # noqa: ASYNC110 - nothing announces it
         await anyio.sleep(_NODE_POLL_S)
     instance.lose(cause)
 
 
 def _is_excused(instance: Instance) -> bool:
     sandbox: object = instance.sandbox
-    return isinstance(sandbox, Explained) and sandbox.is_excused
+    return isinstance(sandbox, Diagnosable) and sandbox.is_excused
 
 
 async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None:

@@ -13,7 +13,7 @@ from envkit.protocols import Program, Sandbox, Shell
 from envkit.types import Cause, SandboxUser
 from envkit.types.sandboxes import Blocked
 
-from .health import Explained
+from .health import Diagnosable
 from .instance import STOPPED, Instance
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Lease:
     async def diagnose(self) -> Blocked:
         """Return why the sandbox does not answer, if its backend finds it out."""
         watched: object = self._watched
-        return await watched.diagnose() if isinstance(watched, Explained) else Blocked.UNKNOWN
+        return await watched.diagnose() if isinstance(watched, Diagnosable) else Blocked.UNKNOWN
 
     async def wait(self) -> Cause:
         """Wait until the sandbox has ended, and return the cause."""

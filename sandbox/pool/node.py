@@ -197,7 +197,7 @@ def cheapest_room(
 ) -> list[int] | None:
     """Return the indexes of `candidates` to evict from one node to make room for `demand`: as few as possible.
 
-    Those that should be evicted first are first. Returns None if no evictions can make enough room.
+    `candidates` lists the preferred ones first. Returns None if no evictions can make enough room.
     """
     found: list[int] | None = None
     for node in nodes:

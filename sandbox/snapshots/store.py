@@ -51,9 +51,7 @@ class SnapshotStore:
     async def size(self, name: str) -> int:
         """Return the size of snapshot `name` in bytes; 0 if it does not exist."""
         folder = self.find(name)
-        return (
-            0 if folder is None else await clock.to_thread(lambda: sum(one.stat().st_size for one in folder.iterdir()))
-        )
+        return 0 if folder is None else await clock.to_thread(_size, folder)
 
     async def remove(self, name: str) -> None:
         """Remove snapshot `name`, if it exists."""
@@ -130,6 +128,10 @@ async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
 
 def _file_name(root: str) -> str:
     return f"{root.strip('/')}.tar"
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def _create(folder: Path) -> None:

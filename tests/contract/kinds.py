@@ -151,9 +151,10 @@ def groups_of(pid: int) -> set[Path]:
     return _groups(pid) - _groups(os.getpid())
 
 
-def containers(pid: int | None = None) -> list[str]:
-    """Ids of the containers of process `pid`, or of this one."""
-    return _of_owner(pid, "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.owner"}}')
+def containers(pid: int | None = None, *, state: str = "") -> list[str]:
+    """Ids of the containers of process `pid`, or of this one; with `state`, only of those in this state."""
+    chosen = ("--filter", f"status={state}") if state else ()
+    return _of_owner(pid, "ps", "--all", *chosen, "--format", '{{.ID}} {{.Label "envkit.owner"}}')
 
 
 def volumes(pid: int | None = None) -> list[str]:

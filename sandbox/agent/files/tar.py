@@ -175,6 +175,7 @@ def unpack(top: bytes, archive: IO[bytes], rights: int = 0o777) -> None:
     try:
         with tarfile.open(fileobj=archive, mode="r|", encoding="utf-8", errors="surrogateescape") as entries:
             for entry in entries:
+                entries.members = []  # type: ignore[attr-defined] # otherwise tarfile keeps all entries
                 parts = _parts(entry.name)
                 path = os.path.join(top, *parts)
                 mode = entry.mode & 0o777 & rights
@@ -184,6 +185,9 @@ def unpack(top: bytes, archive: IO[bytes], rights: int = 0o777) -> None:
                     modes.append((path, mode | 0o700 if not parts else mode, is_new))
                 else:
                     _unpack_entry(entries, entry, path if parts else b"", mode)
+            # Mode r| takes a damaged header for the end. A complete archive ends with two empty blocks; one is read.
+            if entries.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise RefusedEntryError("the archive ends early or is damaged")
     except tarfile.TarError as error:
         raise RefusedEntryError(str(error)) from None
     for path, mode, is_new in reversed(modes):

@@ -103,5 +103,9 @@ def test_archive_entries_that_lead_outside_are_refused(sandbox: Client, tmp_path
 
 
 def test_input_that_is_not_an_archive_is_refused(sandbox: Client) -> None:
-    for content in (b"", b"x" * 5000, archive(entry("a"))[:700]):
+    two = archive(entry("a"), entry("b"))
+    wrong = (
+        two[:1024] + bytes([two[1024] ^ 1]) + two[1025:]
+    )  # the name of the second entry, so that its checksum is wrong
+    for content in (b"", b"x" * 5000, archive(entry("a"))[:700], two[:1024], two[:1200], wrong):
         assert sandbox.call("unpack", path="tree", feed=content)["error"] == "refused"

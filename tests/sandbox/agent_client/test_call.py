@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -114,6 +116,29 @@ def test_a_slow_reader_makes_the_sandbox_wait_and_loses_nothing() -> None:
             taken += 1
         assert taken == 100
         channel.close()
+
+    run(main)
+
+
+def test_output_that_comes_during_the_input_of_a_command_neither_blocks_other_calls_nor_hides_a_frozen_agent() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"x"
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        channel, peer = await opened()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(channel.call, "exec", feed=endless(), timeout_s=5, keep_bytes=4 << 20))
+            for _ in range(2):
+                await peer.next_frame()
+            for _ in range(40):
+                peer.emit({"id": 1, "of": "out"}, b"y" * 65536)
+            tasks.start_soon(partial(peer.answer, do="ping"))
+            await channel.call("ping")
+            assert clock.now() == 0
+            await channel.ended()
+            assert (clock.now(), str(channel.reason)) == (15.5, "it does not answer")
+            tasks.cancel_scope.cancel()
 
     run(main)
 

@@ -15,6 +15,7 @@ from anyio.abc import SocketStream
 from envkit import clock
 from envkit.sandbox.docker.api import Daemon, DaemonError
 
+UPGRADED = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 KILLED = b'{"Action": "die", "Actor": {"Attributes": {"exitCode": "137"}}}\n'
 MEMORY = b'{"Action": "oom", "Actor": {"Attributes": {}}}\n'
@@ -77,5 +78,31 @@ def test_a_daemon_that_stands_still_is_not_waited_for_without_end(tmp_path: Path
                 await daemon.end_since("sandbox", 0)
             await daemon.aclose()
         gc.collect()
+
+    clock.run(main)
+
+
+def test_output_that_arrives_with_the_answer_to_attaching_is_not_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with answering(tmp_path, UPGRADED + b"\1\0\0\0\0\0\0\5early", hangs_up=False) as path:
+            daemon = daemon_at(path, 20)
+            stream = await daemon.attach("sandbox")
+            with anyio.fail_after(5):
+                assert await stream.receive() == b"early"
+            stream.close()
+            await daemon.aclose()
+
+    clock.run(main)
+
+
+def test_attaching_to_a_missing_container_is_an_error(tmp_path: Path) -> None:
+    async def main() -> None:
+        missing = b'HTTP/1.1 404 Not Found\r\nContent-Length: 30\r\n\r\n{"message":"no such container"}'
+        async with answering(tmp_path, missing, hangs_up=False) as path:
+            daemon = daemon_at(path, 20)
+            with pytest.raises(DaemonError, match="no such container") as refused:
+                await daemon.attach("sandbox")
+            assert refused.value.http_status == 404
+            await daemon.aclose()
 
     clock.run(main)
