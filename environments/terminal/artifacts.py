@@ -1,4 +1,4 @@
-"""Artifacts: files of the agent, read from an archive of its sandbox, and written as a new one for that of the tests.
+"""Artifacts: the agent's files that the tests see. They are read from an archive, and written into a new one.
 
 An agent that is root can replace the program that packs. So its archive is parsed here, and the tests' sandbox unpacks
 a new archive of the accepted members. Otherwise, an agent could make an archive that the two programs read differently.
