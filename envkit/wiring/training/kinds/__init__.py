@@ -1,1 +1,1 @@
-"""Opens built-in kinds of parts: the engine vllm, and the trackers."""
+"""Opens built-in kinds of parts: the engine vllm, trackers and filters."""
