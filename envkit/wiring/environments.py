@@ -399,7 +399,7 @@ def refuse_foreign(env_id: str, found: Options, chosen: Options, source: str, *,
 
 
 def open_expert(env_id: str, options: Options | None = None) -> Expert:
-    """Return the environment's expert, for episodes with `options`. Raises `ConfigError` if it has none."""
+    """Return the expert of an environment for episodes with `options`, or raise `ConfigError` without one."""
     spec = find(env_id)
     if spec.expert is None:
         raise ConfigError([f"env.id: {env_id} has no expert"])
